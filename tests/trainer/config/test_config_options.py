@@ -1,0 +1,115 @@
+"""Every option of every group composes and can run; so do all pairs of recompute and offload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config.arguments import parse_arguments
+from trainer.config.compose import Composition, compose_command
+from trainer.config.machine import Machine
+from trainer.config.rules import validate
+
+CONF = Path(__file__).parents[3] / "conf"
+OPTIONS = sorted(
+    (file.parent.relative_to(CONF).as_posix(), file.stem) for file in CONF.rglob("*.yaml") if file.parent != CONF
+)
+#: what an option can't do without
+COMPANIONS = {
+    ("parallel", "tensor8"): ["model=llama3_8b"],
+    ("parallel", "interleaved2"): ["trainer.global_batch_size=32"],
+}
+
+
+def compose(*overrides: str) -> Composition:
+    return compose_command(parse_arguments(overrides))
+
+
+def companions(group: str, option: str, folder: Path) -> list[str]:
+    if (group, option) == ("plan", "file"):
+        (folder / "plan.yaml").write_text("num_layers: 4\n")
+        return [f"plan.path={folder}/plan.yaml"]
+    if (group, option) == ("data", "text"):
+        (folder / "a.txt").write_text("text")
+        return [f"data.path={folder}/*.txt"]
+    if (group, option) == ("data", "megatron"):
+        for suffix in (".bin", ".idx"):
+            (folder / f"corpus{suffix}").touch()
+        return [f"data.path={folder}/corpus", "data.vocab_size=32000"]
+    return COMPANIONS.get((group, option), [])
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_option_composes_and_validates(group: str, option: str, tmp_path: Path, cpu: Machine) -> None:
+    sign = "+" if group == "team" else ""
+    composition = compose(f"{sign}{group}={option}", *companions(group, option, tmp_path))
+    assert composition.jobs
+    assert [problem for job in composition.jobs for problem in validate(job.config, cpu)] == []
+
+
+def test_every_group_of_the_design_is_there() -> None:
+    expected = "model recompute offload plan engine data optim parallel logger hardware experiment team hydra/launcher"
+    assert set(expected.split()) <= {group for group, _ in OPTIONS}
+
+
+@pytest.mark.parametrize("offload", ["none", "fine_grained", "layerwise"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_pair_validates(recompute: str, offload: str, cpu: Machine) -> None:
+    (job,) = compose(f"recompute={recompute}", f"offload={offload}").jobs
+    assert (job.config.recompute.granularity.name, job.config.offload.kind.name) == (recompute, offload)
+    assert validate(job.config, cpu) == []
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    (job,) = compose().jobs
+    config = job.config
+    assert config.model.name == "tiny"
+    assert config.recompute.granularity.name == "none"
+    assert config.offload.kind.name == "none"
+    assert config.plan.source.name == "options"
+    assert config.engine.name.name == "stash"
+    assert config.data.source.name == "stdlib"
+    assert config.optim.name.name == "adam"
+    assert config.parallel.tensor == config.parallel.pipeline == 1
+    assert config.logger.wandb_mode is None
+    assert config.hardware.name == "auto"
+    assert (config.strict, config.validate_only, config.resume, config.team) == (False, False, None, None)
+
+
+def test_full_ships_uniform_of_one_layer() -> None:
+    recompute = compose("recompute=full").jobs[0].config.recompute
+    assert recompute.method is not None
+    assert (recompute.method.name, recompute.num_layers, recompute.modules) == ("uniform", 1, None)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_each_file_says_in_its_first_lines_what_it_is(group: str, option: str) -> None:
+    lines = (CONF / group / f"{option}.yaml").read_text().splitlines()
+    comment = lines[1] if lines[0].startswith("# @package") else lines[0]
+    assert comment.startswith("# ") and len(comment) > 10
+
+
+def test_pairs_is_a_sweep_of_nine() -> None:
+    composition = compose("experiment=pairs", "trainer.steps=3")
+    assert composition.multirun
+    seen = {(job.config.recompute.granularity.name, job.config.offload.kind.name) for job in composition.jobs}
+    assert len(composition.jobs) == len(seen) == 9
+    assert {job.config.trainer.steps for job in composition.jobs} == {3}
+
+
+def test_list_sweeps_count_lists_not_their_members() -> None:
+    one = compose("-m", "recompute=selective", "recompute.modules=[core_attn,mlp]")
+    two = compose("-m", "recompute=selective", "recompute.modules=[core_attn,mlp],[mlp]")
+    assert [job.config.recompute.modules for job in one.jobs] == [["core_attn", "mlp"]]
+    assert [job.config.recompute.modules for job in two.jobs] == [["core_attn", "mlp"], ["mlp"]]
+
+
+def test_a_value_on_the_command_line_wins_over_an_experiment() -> None:
+    assert compose("trainer.steps=7", "experiment=smoke").jobs[0].config.trainer.steps == 7
+
+
+def test_interpolation_is_resolved() -> None:
+    (job,) = compose("optim.min_lr=${optim.lr}", "optim.lr=0.25").jobs
+    assert job.config.optim.min_lr == 0.25
+    assert job.resolved.optim.min_lr == 0.25

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trainer.report.observer import EffectRow, RunEnd, RunInfo, StepRecord
+
+
+class Recorder:
+    """An observer that remembers; `on_step` may act between steps as a signal from outside would."""
+
+    def __init__(self, on_step: Callable[[int], None] = lambda step: None) -> None:
+        self._on_step = on_step
+        self.info: RunInfo | None = None
+        self.steps: list[StepRecord] = []
+        self.evaluations: list[tuple[int, float]] = []
+        self.effect_calls = 0
+        self.ends: list[RunEnd] = []
+
+    def run_started(self, info: RunInfo) -> None:
+        self.info = info
+
+    def step_done(self, record: StepRecord) -> None:
+        self.steps.append(record)
+        self._on_step(record.step)
+
+    def effects(self, rows: Sequence[EffectRow]) -> None:
+        self.effect_calls += 1
+
+    def evaluated(self, step: int, val_loss: float) -> None:
+        self.evaluations.append((step, val_loss))
+
+    def run_ended(self, end: RunEnd) -> None:
+        self.ends.append(end)

@@ -1,0 +1,85 @@
+"""Train a GPT: `python train.py --help` shows what can be chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def _check_packages() -> None:
+    """Stop if another library's models, memory or trainer would be imported instead of ours."""
+    for name in ("models", "memory", "trainer"):
+        spec = find_spec(name)
+        places = list(spec.submodule_search_locations or []) if spec else []
+        if [Path(place).resolve() for place in places] != [HERE / name]:
+            found = f"in {places[0]}" if places else "nowhere"
+            print(
+                f"error: package {name} is found {found}, not in {HERE}. Run `python {HERE / 'train.py'}` itself, "
+                "without another package of that name before it on PYTHONPATH",
+                file=sys.stderr,
+            )
+            sys.exit(2)
+
+
+_check_packages()
+
+import hydra  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+
+from trainer.config.arguments import Purpose, parse_arguments  # noqa: E402
+from trainer.config.compose import compose_command, prepare  # noqa: E402
+from trainer.config.errors import ConfigError, ConfigErrors, RunFailed, print_errors, raise_if_any  # noqa: E402
+from trainer.config.machine import hydra_overrides_of_rank, this_machine  # noqa: E402
+from trainer.config.preview import print_preview, resolved_yaml  # noqa: E402
+from trainer.config.rules import launch_problems, validate  # noqa: E402
+from trainer.config.strict import to_config  # noqa: E402
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def _run(composed: DictConfig) -> float | None:
+    """One job; what a sweeper minimises is its validation loss."""
+    config = to_config(composed)
+    raise_if_any(validate(config, this_machine()))
+    from trainer.report.reporter import Reporter
+    from trainer.run.session import train
+
+    output_dir, resolved = Path(HydraConfig.get().runtime.output_dir), resolved_yaml(composed)
+    result = train(config, output_dir, resolved, Reporter(config, output_dir, resolved))
+    if result.status not in ("completed", "interrupted"):
+        raise RunFailed(f"the run {result.status}; {output_dir / 'result.json'} says more")
+    return result.val_loss
+
+
+def main(arguments: list[str]) -> int:
+    """Check everything, then run. Returns the exit code: 0 done, 1 the run failed, 2 bad input."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach the handlers below instead of Hydra's
+    try:
+        command, machine = parse_arguments(arguments), this_machine()
+        prepare(command)
+        if command.purpose is not Purpose.hydra:
+            composition = compose_command(command)
+            if command.purpose is not Purpose.inform:
+                raise_if_any(problem for job in composition.jobs for problem in validate(job.config, machine))
+            if command.purpose is Purpose.train:
+                if any(job.config.validate_only for job in composition.jobs):
+                    print_preview(composition.jobs, machine)
+                    return 0
+                raise_if_any(launch_problems(composition, machine))
+        sys.argv[1:] = command.hydra_argv(hydra_overrides_of_rank(machine))
+        _run()
+    except (ConfigError, ConfigErrors) as error:
+        print_errors(error)
+        return 2
+    except RunFailed as error:
+        print_errors(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""From the command line to checked configurations, before Hydra makes a folder or starts a job. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from trainer.config.arguments import Command
+from trainer.config.errors import ConfigError, ConfigErrors, raise_if_any
+from trainer.config.overrides import override_problems, parse_overrides, sweep_problems
+from trainer.config.root import register_schema
+from trainer.config.schema import Config
+from trainer.config.search_path import CONF, shadowed_problems, use_directories
+from trainer.config.strict import to_config
+from trainer.config.translate import broken_yaml, translated
+
+#: jobs of one sweep that are checked before the first starts; each is checked again when it starts
+MOST_JOBS = 64
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the command: a sweep has several."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    #: the configuration as composed and resolved
+    resolved: DictConfig
+
+
+@dataclass(frozen=True)
+class Composition:
+    multirun: bool
+    jobs: tuple[Job, ...]
+
+
+def prepare(command: Command) -> None:
+    """Tell Hydra of our schema and of the command's folders, for every composition of this process.
+
+    Raises ConfigErrors when a folder's file has the name of one in sight already: it would never be read.
+    """
+    raise_if_any(shadowed_problems([str(CONF), *command.config_dirs]))
+    register_schema()
+    use_directories(command.config_dirs)
+
+
+def compose_command(command: Command) -> Composition:
+    """Compose and type-check what a command line asks for: one job, or the first MOST_JOBS of a sweep.
+
+    Raises ConfigErrors with every problem of the first stage that finds one: the words of the command line, then
+    composition, then the composed values.
+    """
+    prepare(command)
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3", job_name="train"):
+        return _compose(command)
+
+
+def _compose(command: Command) -> Composition:
+    parsed, problems = parse_overrides(command.overrides)
+    raise_if_any(problems)
+    swept = [override for override in parsed if override.is_sweep_override()]
+    fixed = [override for override in parsed if not override.is_sweep_override()]
+    loader = GlobalHydra.instance().config_loader()
+    groups = _Groups(loader, _searched(fixed))
+    raise_if_any(override_problems(fixed, groups))
+    base = _compose_one(command.config_name, _texts(fixed))
+    multirun = command.multirun or base.hydra.mode == RunMode.MULTIRUN
+    if not multirun:
+        raise_if_any(sweep_problems(swept))
+        return Composition(False, (_job((), base),))
+    expanded = list(itertools.islice(_expand(base, parsed, loader), MOST_JOBS))
+    seen = {text for job in expanded for text in job}
+    raise_if_any(_problems_of(seen, groups))
+    return Composition(True, tuple(_job(job, _compose_one(command.config_name, job)) for job in expanded))
+
+
+class _Groups:
+    """The groups and options in sight, with the folders of hydra.searchpath given on the command line."""
+
+    def __init__(self, loader: ConfigLoader, searchpath: Sequence[str]) -> None:
+        self._loader = loader
+        self._overrides = [f"hydra.searchpath=[{','.join(searchpath)}]"] if searchpath else []
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        return self._found(parent_name, ObjectType.GROUP)
+
+    def get_group_options(self, group_name: str) -> list[str]:
+        return self._found(group_name, ObjectType.CONFIG)
+
+    def _found(self, group: str, kind: ObjectType) -> list[str]:
+        return sorted(self._loader.get_group_options(group, kind, config_name=None, overrides=self._overrides))
+
+
+def _searched(overrides: Sequence[Override]) -> list[str]:
+    values = [override.value() for override in overrides if override.key_or_group == "hydra.searchpath"]
+    return [str(path) for value in values if isinstance(value, list) for path in value]
+
+
+def _texts(overrides: Sequence[Override]) -> list[str]:
+    return [str(override.input_line) for override in overrides]
+
+
+def _problems_of(texts: set[str], groups: _Groups) -> Iterator[ConfigError]:
+    parsed, problems = parse_overrides(sorted(texts))
+    yield from problems
+    yield from override_problems(parsed, groups)
+
+
+def _expand(base: DictConfig, overrides: Sequence[Override], loader: Any) -> Iterator[tuple[str, ...]]:
+    """The overrides of each job, in the order of Hydra's basic sweeper; values drawn by other sweepers are left out."""
+    params = base.hydra.sweeper.get("params") or {}
+    parser = OverridesParser.create(config_loader=loader)
+    given = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *_texts(overrides)])
+    choices: dict[str, list[str]] = {}
+    for override in given:
+        key = override.get_key_element()
+        if override.is_discrete_sweep():
+            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        elif not override.is_sweep_override():
+            choices[key] = [f"{key}={override.get_value_element_as_str()}"]
+    return itertools.product(*choices.values())
+
+
+def _job(overrides: Sequence[str], composed: DictConfig) -> Job:
+    task = _without_hydra(composed)
+    config = to_config(task)
+    OmegaConf.resolve(task)
+    return Job(tuple(overrides), config, task)
+
+
+def _without_hydra(composed: DictConfig) -> DictConfig:
+    """The configuration without Hydra's own node."""
+    task = composed.copy()
+    OmegaConf.set_struct(task, False)
+    with open_dict(task):
+        task.pop("hydra", None)
+    return task
+
+
+def _compose_one(config_name: str, overrides: Sequence[str]) -> DictConfig:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Hydra tells them again when it composes for the run
+        warnings.filterwarnings("error", message=".*is not available.*", category=UserWarning)
+        try:
+            return compose(config_name, list(overrides), return_hydra_config=True)
+        except UserWarning as error:
+            path = str(error).partition("path=")[2].split(" is not")[0]
+            remedy = "Paths are relative to the current folder: file://DIR"
+            raise ConfigErrors([ConfigError("hydra.searchpath", f"{path} is not there", remedy)]) from None
+        except yaml.MarkedYAMLError as error:
+            raise ConfigErrors([broken_yaml(error)]) from None
+        except (HydraException, ValueError) as error:
+            raise ConfigErrors([translated(error, config_name)]) from None

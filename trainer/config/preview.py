@@ -1,0 +1,52 @@
+"""What validate_only=true prints: the configuration and the plan. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from memory.table import LEGEND, plan_table
+from trainer.config.compose import Job
+from trainer.config.machine import Machine
+from trainer.config.schema import Engine
+from trainer.plan import make_seed
+
+
+def resolved_yaml(composed: DictConfig) -> str:
+    """The configuration as YAML with every interpolation worked out."""
+    return OmegaConf.to_yaml(composed, resolve=True)
+
+
+def print_preview(jobs: Sequence[Job], machine: Machine) -> None:
+    """Print each job's configuration and plan to stdout."""
+    for number, job in enumerate(jobs):
+        if len(jobs) > 1:
+            print(f"# job {number}: {' '.join(job.overrides)}")
+        _print_yaml(resolved_yaml(job.resolved))
+        print("\n".join(plan_lines(job, machine)))
+
+
+def plan_lines(job: Job, machine: Machine) -> list[str]:
+    """The plan as aligned columns under a line that says what the letters mean."""
+    if job.config.engine.name is Engine.megatron:
+        return ["", "Plan: engine=megatron, so Megatron's own switches decide"]
+    seed = make_seed(job.config, machine.has_cuda)
+    header, rows = plan_table(seed.plan)
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
+    return ["", f"Plan ({LEGEND})", *lines, *seed.notes]
+
+
+def _print_yaml(text: str) -> None:
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.syntax import Syntax
+
+        Console().print(Syntax(text, "yaml", background_color="default"))
+    else:
+        print(text, end="")

@@ -1,0 +1,41 @@
+"""How Hydra started this process: what a run's group, tags and notes are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All empty for a run that Hydra did not start."""
+
+    #: config group -> chosen option, Hydra's own groups left out
+    choices: Mapping[str, str] = field(default_factory=dict)
+    #: what the user typed
+    overrides: Sequence[str] = ()
+    #: name of the sweep's folder, and this job's number in it
+    sweep: str | None = None
+    job_number: int | None = None
+
+    @staticmethod
+    def current() -> Launch:
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+
+        if not HydraConfig.initialized():
+            return Launch()
+        hydra = HydraConfig.get()
+        choices = {
+            group: str(option)
+            for group, option in hydra.runtime.choices.items()
+            if not group.startswith("hydra/") and option not in (None, "none")
+        }
+        swept = hydra.mode is RunMode.MULTIRUN
+        return Launch(
+            choices=choices,
+            overrides=tuple(hydra.overrides.task),
+            sweep=Path(hydra.sweep.dir).name if swept else None,
+            job_number=int(hydra.job.num) if swept else None,
+        )

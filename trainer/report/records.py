@@ -1,0 +1,71 @@
+"""The files of a run's folder that other programs read: config_resolved.yaml, metrics.jsonl and result.json.
+
+Numbers are written at full precision; what isn't finite becomes null, so that every line is valid JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import IO, Any, Mapping
+
+from trainer.report.summary import Summary
+
+RESULT = "result.json"
+METRICS = "metrics.jsonl"
+CONFIG = "config_resolved.yaml"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Whoever reads `path` at whatever time sees the old content or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_result(folder: Path, summary: Summary) -> None:
+    text = json.dumps(_finite(dataclasses.asdict(summary)), indent=1, default=str, allow_nan=False)
+    write_atomically(folder / RESULT, text + "\n")
+
+
+class MetricsFile:
+    """metrics.jsonl, one JSON object a line, each on disk when `append` returns.
+
+    A run that goes on in the folder of an earlier one continues its file: lines from `first_step` on, which the
+    earlier run wrote after its last checkpoint, and a line cut off by a kill go away.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        path = folder / METRICS
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] < first_step]
+        write_atomically(path, "".join(kept))
+        self._file: IO[str] = path.open("a")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

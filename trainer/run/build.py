@@ -1,0 +1,97 @@
+"""Model, optimizer and stepper of one run, wired as Megatron wires them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.transformer.module import Float16Module
+
+from models.builder import build_gpt, transformer_config
+from models.config import Layout
+from trainer.config.schema import Config, Engine
+from trainer.plan import uses_bf16
+from trainer.run.clock import StepClock
+from trainer.run.data.batches import Batches
+from trainer.run.distributed import World
+from trainer.run.memory import build_memory, megatron_switches
+from trainer.run.optimizer import build_optimizer, build_scheduler
+from trainer.run.step import MemoryEngine, Stepper
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything that training changes, and what changes it."""
+
+    #: wrapped by DistributedDataParallel
+    chunks: Sequence[torch.nn.Module]
+    optimizer: Any
+    scheduler: Any
+    stepper: Stepper
+    memory: MemoryEngine
+
+
+def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Built:
+    """This rank's part of a fresh run. Collective."""
+    bf16 = uses_bf16(config.trainer.precision, here.on_gpu)
+    parallel = config.parallel
+    stock = config.engine.name is Engine.megatron
+    megatron_config: Any = transformer_config(
+        config.model,
+        Layout(
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+            virtual_pipeline=parallel.virtual_pipeline,
+            context=parallel.context,
+            expert=parallel.expert,
+            sequence_parallel=parallel.sequence_parallel,
+            overlap_p2p_comm=parallel.overlap_p2p_comm,
+        ),
+        bf16=bf16,
+        deterministic=config.trainer.deterministic,
+        switches=megatron_switches(config),
+    )
+    bare = build_gpt(config.model, megatron_config, vocab_size=vocab_size, stock_spec=stock)
+    chunks = [_wrap(chunk, megatron_config, config, bf16, first=not index) for index, chunk in enumerate(bare)]
+    optimizer = build_optimizer(config, chunks, bf16)
+    scheduler = build_scheduler(config, optimizer, batches.shape.global_batch)
+    clock = StepClock(here.device)
+    megatron_config.timers = clock
+    megatron_config.finalize_model_grads_func = finalize_model_grads
+    megatron_config.grad_scale_func = optimizer.scale_loss
+    if parallel.overlap_grad_reduce:
+        no_sync = [chunk.no_sync for chunk in chunks]
+        megatron_config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    memory = build_memory(config, bare)
+    memory.attach(bare)
+    stepper = Stepper(
+        chunks=chunks,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        clock=clock,
+        batches=batches,
+        seq_length=config.model.seq_length,
+        memory=memory,
+        gathers_late=parallel.overlap_param_gather,
+        device=here.device,
+    )
+    return Built(chunks, optimizer, scheduler, stepper, memory)
+
+
+def _wrap(chunk: torch.nn.Module, megatron_config: Any, config: Config, bf16: bool, first: bool) -> Any:
+    parallel = config.parallel
+    return DistributedDataParallel(
+        config=megatron_config,
+        ddp_config=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=parallel.grad_reduce_in_fp32,
+            overlap_grad_reduce=parallel.overlap_grad_reduce,
+            overlap_param_gather=parallel.overlap_param_gather,
+            use_distributed_optimizer=parallel.distributed_optimizer,
+        ),
+        module=Float16Module(megatron_config, chunk) if bf16 else chunk,
+        # Megatron buckets the first chunk alone: the others' gradients are ready while backward still runs
+        disable_bucketing=not first,
+    )

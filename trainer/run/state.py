@@ -1,0 +1,109 @@
+"""All that a run must find again to go on to the bit: weights, optimizer, schedule, generators, position, identity."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.utils import unwrap_model
+
+from trainer.config.schema import Config
+from trainer.run.optimizer import apply_settings, settings_of
+
+#: of the model group: what a trained model's weights do not depend on
+_FREE_MODEL_KEYS = frozenset({"name", "attention", "attention_dropout", "hidden_dropout", "init_method_std"})
+
+
+def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_pass: int) -> dict[str, Any]:
+    """What two runs must share for one to go on from the other's checkpoint, by configuration key, as plain JSON.
+
+    Not in it, so free to change: the learning rate and its schedule, the batch size, where the data lie, and all memory
+    options.
+    """
+    model = {f"model.{key}": value for key, value in _plain(config.model).items() if key not in _FREE_MODEL_KEYS}
+    parallel = config.parallel
+    return {
+        **model,
+        "model.vocab_size": vocab_size,
+        "data.source": config.data.source.value,
+        "samples in one pass of the data": samples_in_pass,
+        "data.tokenizer": config.data.tokenizer,
+        "data.split": config.data.split,
+        "optim.name": config.optim.name.value,
+        "trainer.seed": config.trainer.seed,
+        "parallel.tensor": parallel.tensor,
+        "parallel.pipeline": parallel.pipeline,
+        "parallel.virtual_pipeline": parallel.virtual_pipeline,
+        "parallel.context": parallel.context,
+        "parallel.distributed_optimizer": parallel.distributed_optimizer,
+        # generators are each rank's own
+        "number of processes": world_size,
+    }
+
+
+def _plain(group: Any) -> dict[str, Any]:
+    """A dataclass as JSON would give it back, so that read and current values compare."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(group), default=lambda value: value.value))
+    return plain
+
+
+def sharded_state(chunks: Sequence[torch.nn.Module], optimizer: Any, loading: bool) -> dict[str, Any]:
+    """Megatron's description of this rank's weights, optimizer state and random generators. Collective."""
+    metadata = {
+        # the one layout that both the distributed optimizer and torch's AdamW inside it can load
+        "distrib_optim_sharding_type": "dp_reshardable",
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    models: list[Any] = unwrap_model(list(chunks))
+    state: dict[str, Any] = {
+        _model_key(models, index): model.sharded_state_dict(metadata=metadata) for index, model in enumerate(models)
+    }
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
+    state["generators"] = ShardedObject(
+        "generators", _generators(), (dist.get_world_size(),), (dist.get_rank(),), replica_id=0
+    )
+    return state
+
+
+def restore(loaded: Mapping[str, Any], chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
+    """Put a loaded state in place. Rates, decay and betas stay those of the configuration."""
+    models: list[Any] = unwrap_model(list(chunks))
+    for index, model in enumerate(models):
+        model.load_state_dict(loaded[_model_key(models, index)])
+    settings = settings_of(optimizer)
+    with torch.no_grad():
+        optimizer.load_state_dict(loaded["optimizer"])
+    apply_settings(optimizer, settings)
+    _set_generators(loaded["generators"])
+
+
+def _model_key(models: Sequence[Any], index: int) -> str:
+    """Megatron's optimizer looks for these names."""
+    return "model" if len(models) == 1 else f"model{index}"
+
+
+def _generators() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _set_generators(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    torch.cuda.set_rng_state(states["cuda"])
+    get_cuda_rng_tracker().set_states(states["tracker"])
