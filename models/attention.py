@@ -13,7 +13,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 
 
-class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
+class SdpaCoreAttention(MegatronModule):
     """Causal self-attention core; takes the place, and the constructor arguments, of Megatron's DotProductAttention.
 
     On the CPU torch has no fused kernel with dropout: with attention dropout in training, scores are kept after all.

@@ -36,9 +36,6 @@ _NOT_BUILT = (
 )
 
 
-_ONE_RANK = Layout()
-
-
 def uses_transformer_engine() -> bool:
     """Whether models are built of Transformer Engine's modules: it is installed and there is a GPU."""
     return HAVE_TE and torch.cuda.is_available()
@@ -109,7 +106,7 @@ def _ours_to_choose(model: ModelConfig) -> dict[str, Any]:
 
 def transformer_config(
     model: ModelConfig,
-    layout: Layout = _ONE_RANK,
+    layout: Layout = Layout(),
     *,
     bf16: bool = False,
     deterministic: bool = False,

@@ -85,4 +85,4 @@ def install() -> None:
     compat.mute(random.__name__, "CPU RNG state changed within GPU RNG context")
     torch.compiler.set_stance("force_eager")
     _mode = _CudaMeansCpu()
-    _mode.__enter__()  # type: ignore[no-untyped-call]
+    _mode.__enter__()

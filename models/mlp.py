@@ -13,7 +13,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 
 
-class Activation(MegatronModule):  # type: ignore[misc]
+class Activation(MegatronModule):
     """The middle of Megatron's MLP.forward: bias, then SwiGLU or GELU, by the same fused or plain path."""
 
     def forward(self, fc1_out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Activation(MegatronModule):  # type: ignore[misc]
         return out
 
 
-class ExposedMLP(MLP):  # type: ignore[misc]
+class ExposedMLP(MLP):
     """MLP whose `activation` is a submodule between `linear_fc1` and `linear_fc2`; the same result to the last bit."""
 
     def __init__(

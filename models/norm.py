@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from megatron.core.transformer import TransformerConfig
 
@@ -13,11 +15,9 @@ class TorchNorm:
     needs, since finalize_model_grads sums the gradients of marked parameters over the tensor-parallel group.
     """
 
-    def __new__(  # type: ignore[misc]
-        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5
-    ) -> torch.nn.Module:
-        kinds: dict[str, type[torch.nn.Module]] = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
-        norm = kinds[config.normalization](hidden_size, eps=eps)
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
+        kinds = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
+        norm: Any = kinds[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            parameter.sequence_parallel = config.sequence_parallel
         return norm

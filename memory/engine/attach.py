@@ -173,9 +173,7 @@ class Attachment:
 
     def _enter_core(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._door:
-            for site, tensor in zip(("query", "key", "value"), args, strict=False):
-                self._door.name(tensor, site)
-            self._door.enter_core()
+            self._door.enter_core(*args[:3])
 
     def _leave_core(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._door:

@@ -44,6 +44,8 @@ class _Name:
     produce: Produce | None = None
     source: Saved | None = None
     handle: Recomputed | None = None
+    #: autograd has saved this very tensor
+    saved: bool = False
 
 
 @dataclass
@@ -63,15 +65,15 @@ class _Entry:
 class CountingDoor:
     """Keeps and counts: for what lies outside the layers, and (remade) for what regions re-make in backward."""
 
-    def __init__(self, books: Books, remade: bool = False, on_save: Callable[[int], None] | None = None) -> None:
-        self._books, self._remade, self._on_save = books, remade, on_save
+    def __init__(self, books: Books, on_save: Callable[[int], None], remade: bool = False) -> None:
+        self._books, self._on_save, self._remade = books, on_save, remade
 
     def pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
         if not _counts(tensor, self._books):
             return tensor
-        if self._on_save:
-            self._on_save(tensor.untyped_storage().nbytes())
-        return Saved(Kept(self._books.ledger, tensor, self._remade), Geometry.of(tensor))
+        kept = Kept(self._books.ledger, tensor, self._remade)
+        self._on_save(kept.new_bytes)
+        return Saved(kept, Geometry.of(tensor))
 
     @staticmethod
     def unpack(saved: Saved | torch.Tensor) -> torch.Tensor:
@@ -92,24 +94,27 @@ class LayerDoor:
         self._default_site = default_site
         #: saved inside the attention core, before it is known which of them is its output
         self._pending: list[tuple[Saved, torch.Tensor]] | None = None
+        self._core_inputs: list[tuple[_Name, torch.Size]] = []
 
     def name(
         self, tensor: torch.Tensor, site: str, produce: Produce | None = None, source: torch.Tensor | None = None
-    ) -> None:
+    ) -> _Name:
         """This tensor is that site's; produce(source) makes it again."""
         name = _Name(site, Geometry.of(tensor))
         if produce and source is not None and self._plan.action(site) is Action.recompute:
             packed = self.pack(source)
             if isinstance(packed, Saved):
                 name.produce, name.source = produce, packed
-        self._entry(tensor).names.setdefault((int(tensor.storage_offset()), tensor.numel()), name)
+        return self._entry(tensor).names.setdefault((int(tensor.storage_offset()), tensor.numel()), name)
 
     def share(self, tensor: torch.Tensor) -> None:
         """This tensor outlives the layer whatever the layer does."""
         self._entry(tensor).shared = True
 
-    def enter_core(self) -> None:
+    def enter_core(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """The attention core begins."""
+        inputs = {"query": query, "key": key, "value": value}
+        self._core_inputs = [(self.name(tensor, site), tensor.size()) for site, tensor in inputs.items()]
         self._default_site, self._pending = "attn_scores", []
 
     def leave_core(self, output: torch.Tensor) -> None:
@@ -117,10 +122,20 @@ class LayerDoor:
         self.name(output, "core_attn_out")
         pending, self._pending = self._pending or [], None
         for saved, tensor in pending:
+            if _find(self._entry(tensor), tensor) is None:
+                self._name_copy(tensor)
             packed = self.pack(tensor)
             assert isinstance(packed, Saved)
             saved.bind(packed)
-        self._default_site = "rest"
+        self._core_inputs, self._default_site = [], "rest"
+
+    def _name_copy(self, tensor: torch.Tensor) -> None:
+        """Attention may save a contiguous copy of an input instead of the input (Transformer Engine does of value)."""
+        for name, size in self._core_inputs:
+            if not name.saved and tensor.size() == size:
+                name.saved = True
+                self.name(tensor, name.site)
+                return
 
     def close(self) -> None:
         """The layer's forward is over; from here on only handles live."""
@@ -135,6 +150,8 @@ class LayerDoor:
             saved = Saved(None, None)
             self._pending.append((saved, tensor.detach()))
             return saved
+        if name:
+            name.saved = True
         site = name.site if name else self._default_site
         action = Action.keep if entry.shared else self._plan.action(site)
         if action is Action.recompute and name and name.produce and name.source:
@@ -160,7 +177,7 @@ class LayerDoor:
     def _keep(self, tensor: torch.Tensor, entry: _Entry, site: str) -> Saved:
         if entry.kept is None:
             entry.kept = Kept(self._books.ledger, tensor)
-            self._books.census.add(self._layer, site, Action.keep, tensor.untyped_storage().nbytes())
+            self._books.census.add(self._layer, site, Action.keep, entry.kept.new_bytes)
         return Saved(entry.kept, Geometry.of(tensor))
 
     def _offload(self, tensor: torch.Tensor, entry: _Entry, site: str) -> Saved:

@@ -91,18 +91,19 @@ class Handle:
 class Kept(Handle):
     """Stays on the device. `remade`: saved while a region is re-run in backward, so not kept from forward."""
 
-    __slots__ = ("_nbytes", "_storage", "_tensor")
+    __slots__ = ("_nbytes", "_storage", "_tensor", "new_bytes")
 
     def __init__(self, ledger: Ledger, tensor: torch.Tensor, remade: bool = False) -> None:
         super().__init__(ledger)
         self._tensor = tensor.detach()
         storage = tensor.untyped_storage()
         self._storage, self._nbytes = storage._cdata, storage.nbytes()
-        if ledger.hold(self._storage, self._nbytes):
-            if remade:
-                ledger.recomputed_bytes += self._nbytes
-            else:
-                ledger.kept_bytes += self._nbytes
+        #: 0 where the storage was held already
+        self.new_bytes = self._nbytes if ledger.hold(self._storage, self._nbytes) else 0
+        if remade:
+            ledger.recomputed_bytes += self.new_bytes
+        else:
+            ledger.kept_bytes += self.new_bytes
 
     def read(self) -> torch.Tensor:
         return self._tensor

@@ -27,7 +27,7 @@ def cli(tmp_path: Path) -> Cli:
             env=alone | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
 
     return run

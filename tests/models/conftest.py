@@ -11,14 +11,15 @@ from models.config import ModelConfig
 
 
 @pytest.fixture(scope="module", autouse=True)
-def parallel_groups() -> Iterator[None]:
+def parallel_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Megatron's process groups in a world of one."""
     if not torch.cuda.is_available():
         cpu.install()
     from megatron.core import parallel_state
 
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    meeting = f"file://{tmp_path_factory.mktemp('store') / 'store'}"
+    torch.distributed.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     yield
     parallel_state.destroy_model_parallel()
@@ -26,7 +27,7 @@ def parallel_groups() -> Iterator[None]:
 
 
 @pytest.fixture
-def build() -> Callable[..., torch.nn.Module]:
+def build() -> Callable[..., Any]:
     """build(model, vocab_size=256, **of build_gpt, seed=1): the model of a world of one, its weights by the seed."""
 
     def _build(

@@ -68,7 +68,7 @@ def interleaved() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(sys.argv[2], 2), rank=int(sys.argv[1]), world_size=2
+        "gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2
     )
     found = {"plain": tensor_parallel(False), "sequence": tensor_parallel(True), "chunks": interleaved()}
     print(json.dumps(found))

@@ -95,7 +95,7 @@ def test_what_sdpa_cannot_do_is_refused() -> None:
 
 
 def test_a_model_with_sdpa_agrees_with_an_unfused_one(
-    build: Callable[..., torch.nn.Module], loss_of: Callable[..., torch.Tensor]
+    build: Callable[..., Any], loss_of: Callable[..., torch.Tensor]
 ) -> None:
     model = ModelConfig(num_layers=2, hidden_size=64, num_query_groups=2, seq_length=16)
     losses = [loss_of(build(replace(model, attention=kind))) for kind in (Attention.sdpa, Attention.unfused)]

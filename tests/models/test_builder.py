@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_attention_on_a_machine_without_gpu() -> None:
         resolve_attention(ModelConfig(attention=Attention.te))
 
 
-def test_a_layer_has_the_modules_that_memory_plans_name(build: Callable[..., torch.nn.Module]) -> None:
+def test_a_layer_has_the_modules_that_memory_plans_name(build: Callable[..., Any]) -> None:
     gpt = build(ModelConfig(num_layers=2, hidden_size=64))
     for layer in gpt.decoder.layers:
         names = {name for name, _ in layer.named_modules()}
@@ -128,21 +129,21 @@ def test_a_layer_has_the_modules_that_memory_plans_name(build: Callable[..., tor
 
 
 @on_cpu
-def test_learned_positions_dropout_and_untied_output_are_built(build: Callable[..., torch.nn.Module]) -> None:
+def test_learned_positions_dropout_and_untied_output_are_built(build: Callable[..., Any]) -> None:
     gpt = build(ModelConfig(position=Position.learned, hidden_dropout=0.5), vocab_size=250)
     assert gpt.embedding.position_embeddings.weight.shape == (128, 128)
     assert gpt.embedding.embedding_dropout.p == 0.5
     assert gpt.output_layer.weight.shape == gpt.embedding.word_embeddings.weight.shape == (256, 128)
 
 
-def test_parameters_carry_tensor_parallel_attributes(build: Callable[..., torch.nn.Module]) -> None:
+def test_parameters_carry_tensor_parallel_attributes(build: Callable[..., Any]) -> None:
     gpt = build(ModelConfig(num_layers=1))
     assert all(hasattr(parameter, "tensor_model_parallel") for parameter in gpt.parameters())
 
 
 @on_cpu
 def test_building_and_running_says_nothing(
-    build: Callable[..., torch.nn.Module], loss_of: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
+    build: Callable[..., Any], loss_of: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = ModelConfig(num_layers=1, attention_dropout=0.1, hidden_dropout=0.1, seq_length=16)
     with caplog.at_level(logging.WARNING), warnings.catch_warnings():
@@ -153,7 +154,7 @@ def test_building_and_running_says_nothing(
 
 
 @on_cpu
-def test_rope_scaling_changes_the_frequencies(build: Callable[..., torch.nn.Module]) -> None:
+def test_rope_scaling_changes_the_frequencies(build: Callable[..., Any]) -> None:
     plain = build(ModelConfig(num_layers=1, rotary_base=500000, kv_channels=64))
     scaled = build(ModelConfig(num_layers=1, rotary_base=500000, kv_channels=64, rope_scaling_factor=32.0))
     ratio = plain.rotary_pos_emb.inv_freq / scaled.rotary_pos_emb.inv_freq
@@ -165,9 +166,7 @@ def test_rope_scaling_changes_the_frequencies(build: Callable[..., torch.nn.Modu
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", [Attention.auto, Attention.sdpa, Attention.unfused])
-def test_bf16_model_on_a_gpu(
-    kind: Attention, build: Callable[..., torch.nn.Module], loss_of: Callable[..., torch.Tensor]
-) -> None:
+def test_bf16_model_on_a_gpu(kind: Attention, build: Callable[..., Any], loss_of: Callable[..., torch.Tensor]) -> None:
     from megatron.core.transformer.module import Float16Module
 
     model = ModelConfig(num_layers=2, num_query_groups=2, seq_length=16, kv_channels=64)

@@ -14,7 +14,10 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs on the CPU over gloo")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="runs on the CPU over gloo"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -124,8 +124,8 @@ def load(checkpoint: Path, sharded_state: dict[str, Any]) -> dict[str, Any]:
 def _no_helper_process() -> Iterator[None]:
     """Within, Megatron's writer hands its results over in this process.
 
-    It fetches them from a queue that may cross processes, and starts a manager process for it (a second of time, and the
-    main module run again), although saving synchronously needs no such thing. Both 0.16 and 0.19 keep the queue here.
+    It fetches them from a queue that may cross processes, and starts a manager process for it (a second of time, and
+    the main module run again), although saving synchronously needs no such thing. 0.16 and 0.19 both keep it here.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 

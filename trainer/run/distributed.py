@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import random
 from collections.abc import Iterator
@@ -14,10 +15,14 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from trainer.config.schema import Config, ParallelConfig
 from trainer.run.data.batches import BatchShape
+
+#: runs of this process; all ranks count the same
+_RUNS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,13 @@ def _join(device: torch.device, size: int, timeout_s: int) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        # torchrun's store outlives the run, and with it the addresses at which this run's ranks meet
+        store = PrefixStore(f"run {next(_RUNS)}", store)
     else:
         # one process meets nobody: no port, hence none that another run could hold
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=size, timeout=timeout)
+        store, rank = HashStore(), 0
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _split(parallel: ParallelConfig) -> None:

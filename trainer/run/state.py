@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ def sharded_state(chunks: Sequence[torch.nn.Module], optimizer: Any, loading: bo
         "distrib_optim_sharding_type": "dp_reshardable",
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
+    if loading:
+        _allocate_adam_state(optimizer)
     models: list[Any] = unwrap_model(list(chunks))
     state: dict[str, Any] = {
         _model_key(models, index): model.sharded_state_dict(metadata=metadata) for index, model in enumerate(models)
@@ -83,7 +85,37 @@ def restore(loaded: Mapping[str, Any], chunks: Sequence[torch.nn.Module], optimi
     with torch.no_grad():
         optimizer.load_state_dict(loaded["optimizer"])
     apply_settings(optimizer, settings)
+    _own_steps(optimizer)
     _set_generators(loaded["generators"])
+
+
+def _torch_adams(optimizer: Any) -> Iterator[torch.optim.Adam]:
+    """Torch's own Adam, which Megatron falls back on without Transformer Engine and Apex, inside its wrappers."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if isinstance(part.optimizer, torch.optim.Adam):
+            yield part.optimizer
+
+
+def _allocate_adam_state(optimizer: Any) -> None:
+    """Zeros to load into: DistributedOptimizer.state_dict asserts that there is a step."""
+    for adam in _torch_adams(optimizer):
+        for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
+            adam.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def _own_steps(optimizer: Any) -> None:
+    """Each parameter's step in a tensor of its own. DistributedOptimizer loads it into the groups, leaves the states at the
+    step that they were allocated with, and shares one tensor, which every parameter would advance."""
+    for adam in _torch_adams(optimizer):
+        for group in adam.param_groups:
+            loaded = group.pop("step", None)
+            for parameter in group["params"]:
+                own = adam.state[parameter]
+                own["step"] = own["step"].clone() if loaded is None else torch.tensor(float(loaded))
 
 
 def _model_key(models: Sequence[Any], index: int) -> str:

@@ -1,7 +1,7 @@
 """Runs in processes of their own, one or torchrun's: run_worker.py JOBS [MARKER]. Not collected by pytest.
 
-JOBS is a pickled list of Job. Each rank pickles its results into JOBS.<rank>. With a MARKER, the checkpoint of step 6 makes
-that file when all is written, and then waits to be killed.
+JOBS is a pickled list of Job. Each rank pickles its results into JOBS.<rank>. With a MARKER, the checkpoint of step 6
+makes that file when all is written, and then waits to be killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from trainer.config.schema import Config  # noqa: E402
+from trainer.config.schema import Config
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def launch(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("parallel")
     jobs: dict[str, Job] = {}
     for name, parallel in LAYOUTS.items():
-        layers = {"num_layers": 4} if name == "interleaved" else {}
+        layers = {"num_layers": 4, "extras": {"deallocate_pipeline_outputs": False}} if name == "interleaved" else {}
         shape = {"parallel": parallel, "model": layers, "global_batch_size": 16, "checkpoint_every": 6, "steps": 6}
         jobs[name] = Job(make_config(**shape), folder / name)
         jobs[f"{name} stopped"] = Job(make_config(**shape), folder / f"{name}2", terminated=(1, 2))

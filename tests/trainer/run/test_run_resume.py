@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.run.run_recorder import Recorder
+from tests.trainer.run.run_worker import Job
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config, DecayStyle
 from trainer.run import checkpoint
@@ -19,7 +20,6 @@ from trainer.run.session import train
 
 MakeConfig = Callable[..., Config]
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +87,11 @@ def test_killed_in_the_middle_of_a_save(
 ) -> None:
     losses, _, whole_folder = whole
     folder, marker = tmp_path / "run", tmp_path / "saving"
-    (tmp_path / "config").write_bytes(pickle.dumps(make_config(checkpoint_every=3)))
+    (tmp_path / "jobs").write_bytes(pickle.dumps([Job(make_config(checkpoint_every=3), folder)]))
     # the second save, at step 6, stops between its last byte and its name
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(HERE / "run_worker.py"),
-            str(tmp_path / "config"),
-            str(folder),
-            str(marker),
-        ],
-        cwd=ROOT,
+        [sys.executable, "-W", "ignore", str(HERE / "run_worker.py"), str(tmp_path / "jobs"), str(marker)],
+        cwd=HERE.parents[2],
         start_new_session=True,
     )
     try:
