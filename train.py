@@ -49,7 +49,8 @@ def _run(composed: DictConfig) -> float | None:
     from trainer.run.session import train
 
     output_dir, resolved = Path(HydraConfig.get().runtime.output_dir), resolved_yaml(composed)
-    result = train(config, output_dir, resolved, Reporter(config, output_dir, resolved))
+    with Reporter(config, output_dir, resolved) as reporter:
+        result = train(config, output_dir, resolved, reporter)
     if result.status not in ("completed", "interrupted"):
         raise RunFailed(f"the run {result.status}; {output_dir / 'result.json'} says more")
     return result.val_loss

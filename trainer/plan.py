@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from memory.options import Granularity, OffloadKind
 from memory.plan import Plan, PlanError
 from memory.seed import Seed, seed_plan
 from memory.sites import LayerShape
+from memory.table import plan_table
 from models.config import Attention
 from trainer.config.errors import ConfigError
-from trainer.config.schema import Config, PlanSource, Precision
+from trainer.config.schema import Config, Engine, PlanSource, Precision
+
+#: what fine-grained offload can name on Megatron's dense layers
+_NATIVE_OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
 
 
 def layer_chunks(
@@ -85,3 +95,56 @@ def read_plan(config: Config) -> Plan:
                 f"End that span at layer {torn[0] - 1}",
             )
     return plan
+
+
+@dataclass(frozen=True)
+class ShownPlan:
+    """What a person is shown of a configuration's plan, and what plan.yaml holds."""
+
+    yaml: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+def shown_plan(config: Config, has_cuda: bool) -> ShownPlan:
+    """Raises ConfigError as make_seed does."""
+    if config.engine.name is Engine.megatron:
+        switches = megatron_switches(config, has_cuda)
+        head = "# engine=megatron: no plan of ours; these fields of TransformerConfig decide.\n"
+        text = yaml.safe_dump(switches, sort_keys=False)
+        return ShownPlan(head + text, ["TransformerConfig", ""], [[k, str(v)] for k, v in switches.items()], ())
+    seed = make_seed(config, has_cuda)
+    header, rows = plan_table(seed.plan, layer_shape(config, has_cuda))
+    return ShownPlan(seed.plan.to_yaml(), header, rows, seed.notes)
+
+
+def megatron_switches(config: Config, has_cuda: bool) -> dict[str, Any]:
+    """The memory options as fields of Megatron's TransformerConfig for engine=megatron; none for ours."""
+    recompute, offload = config.recompute, config.offload
+    switches: dict[str, Any] = {}
+    if config.engine.name is not Engine.megatron:
+        return switches
+    if recompute.granularity is not Granularity.none:
+        switches["recompute_granularity"] = recompute.granularity.value
+        switches["distribute_saved_activations"] = recompute.distribute_saved_activations
+    if recompute.granularity is Granularity.selective and recompute.modules is not None:
+        switches["recompute_modules"] = list(recompute.modules)
+    if recompute.granularity is Granularity.full:
+        switches["recompute_method"] = recompute.method.value if recompute.method else "uniform"
+        switches["recompute_num_layers"] = recompute.num_layers or 1
+    if offload.kind is OffloadKind.fine_grained:
+        element_bytes = 2 if uses_bf16(config.trainer.precision, has_cuda) else 4
+        switches["fine_grained_activation_offloading"] = True
+        switches["offload_modules"] = list(_NATIVE_OFFLOAD_MODULES if offload.modules is None else offload.modules)
+        switches["min_offloaded_tensor_size"] = offload.min_bytes // element_bytes
+        if offload.fraction < 1:
+            switches["activation_offload_fraction"] = offload.fraction
+    if offload.kind is OffloadKind.layerwise:
+        all_but_last = config.model.num_layers - 1
+        switches["cpu_offloading"] = True
+        switches["cpu_offloading_num_layers"] = all_but_last if offload.num_layers is None else offload.num_layers
+        switches["cpu_offloading_activations"] = offload.activations
+        switches["cpu_offloading_weights"] = offload.weights
+        switches["cpu_offloading_double_buffering"] = offload.double_buffering
+    return switches

@@ -13,6 +13,7 @@ import torch
 from megatron.core.transformer.identity_op import IdentityOp
 
 from memory.engine.door import Books, CountingDoor, LayerDoor
+from memory.engine.itinerary import Itinerary
 from memory.engine.regions import run_region
 from memory.plan import Action, LayerPlan, Plan
 
@@ -25,8 +26,9 @@ class Attachment:
         self._undo: list[Callable[[], None]] = []
         #: the door of the layer now running forward
         self._door: LayerDoor | None = None
-        #: the micro-batch's newest layer pass: backward meets them in the opposite order
-        self._latest: LayerDoor | None = None
+        self._reload_ahead = plan.reload_ahead if plan else 0
+        #: of the micro-batch now running forward
+        self._itinerary = Itinerary(0)
         self._patch(chunk, self._run_chunk)
         if plan:
             layers = list(chunk.decoder.layers)
@@ -51,15 +53,14 @@ class Attachment:
     def _run_chunk(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
-        self._latest = None
+        itinerary = self._itinerary = Itinerary(self._reload_ahead)
         outside = CountingDoor(
-            self._books, on_save=lambda nbytes: self._books.census.add(-1, "outside the layers", Action.keep, nbytes)
+            self._books,
+            on_save=lambda nbytes: self._books.census.add(-1, "outside the layers", Action.keep, nbytes),
+            on_read=itinerary.begin_backward,
         )
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack):
-                return original(*args, **kwargs)
-        finally:
-            self._latest = None
+        with torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack):
+            return original(*args, **kwargs)
 
     def _attach_layer(self, whole: Plan, layer: Any, following: Sequence[Any]) -> None:
         """following: this layer and those after it, not yet attached."""
@@ -77,7 +78,8 @@ class Attachment:
 
     def _open(self, number: int, plan: LayerPlan, default_site: str) -> LayerDoor:
         self._books.tier.enter_layer()
-        return LayerDoor(self._books, number, plan, self._latest, default_site)
+        self._itinerary.enter_layer()
+        return LayerDoor(self._books, number, plan, self._itinerary, default_site)
 
     def _run_layer(
         self,
@@ -90,7 +92,7 @@ class Attachment:
     ) -> Any:
         if not torch.is_grad_enabled():
             return original(hidden_states, *args, **kwargs)
-        door = self._door = self._latest = self._open(number, plan, "rest")
+        door = self._door = self._open(number, plan, "rest")
         door.name(hidden_states, "layer_input")
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor) and not value.requires_grad:
@@ -122,7 +124,7 @@ class Attachment:
             return hidden
 
         # Nothing but the region's input is saved here; sharded over TP ranks it is a storage that nobody named.
-        door = self._latest = self._open(number, plan, "layer_input")
+        door = self._open(number, plan, "layer_input")
         try:
             with torch.autograd.graph.saved_tensors_hooks(door.pack, door.unpack):
                 output = run_region(

@@ -1,8 +1,8 @@
 """The host tier on a GPU: page-locked memory behind two copy streams, ordered against compute by events alone.
 
-The CPU runs far ahead of the GPU, so whether a copy has finished is never asked for: a device copy is let go when the
-compute stream has been made to wait for it, `window` layers after the layer it came from. By then the wait costs nothing
-as long as the link keeps up, and memory is freed at the same place in every step.
+The CPU runs far ahead of the GPU, so whether a copy has finished is never asked for: a device copy is let go once the
+compute stream has been made to wait for its way out, when a window's worth of bytes has set out after it. By then the
+wait costs nothing as long as the link keeps up, and memory is freed at the same place in every step.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from memory.engine.pinned import Buffer, PinnedPool
 class CudaHostTier:
     """HostTier with one stream each way. Every call must come from the thread that runs the model (or its backward)."""
 
-    def __init__(self, pool: PinnedPool, window: int) -> None:
-        self._pool, self._window = pool, window
+    def __init__(self, pool: PinnedPool, window_layers: float) -> None:
+        """window_layers: how many layers' worth of bytes may be on their way out."""
+        self._pool, self._window_layers = pool, window_layers
         self._out, self._back = torch.cuda.Stream(), torch.cuda.Stream()
-        self._layer = 0
-        #: copies whose original still lies on the device, with the layer they came from
-        self._leaving: deque[tuple[int, _CudaTicket]] = deque()
+        #: tickets whose original still lies on the device, the oldest first
+        self._leaving: deque[_CudaTicket] = deque()
+        self._leaving_bytes = 0
+        self._layer_bytes = self._largest_layer_bytes = 0
 
     @property
     def pool_bytes(self) -> int:
         return self._pool.pool_bytes
 
     def offload(self, tensor: torch.Tensor) -> Ticket:
-        buffer = self._pool.take(tensor.numel() * tensor.element_size())
+        nbytes = tensor.numel() * tensor.element_size()
+        buffer = self._pool.take(nbytes)
         ticket = _CudaTicket(self, tensor, buffer)
         self._out.wait_stream(torch.cuda.current_stream())
         if buffer.last_read is not None:
@@ -38,20 +41,21 @@ class CudaHostTier:
         with torch.cuda.stream(self._out):
             self.copy(ticket.host(), tensor)
         ticket.left.record(self._out)
-        self._leaving.append((self._layer, ticket))
+        self._leaving.append(ticket)
+        self._leaving_bytes += nbytes
+        self._layer_bytes += nbytes
+        self._largest_layer_bytes = max(self._largest_layer_bytes, self._layer_bytes)
+        self._let_go()
         return ticket
 
     def enter_layer(self) -> None:
-        self._layer += 1
-        self._let_go(self._layer - self._window)
+        self._layer_bytes = 0
 
-    def settle(self) -> None:
-        """Let go of every device copy whose way out has been started."""
-        self._let_go(self._layer + 1)
-
-    def _let_go(self, before_layer: int) -> None:
-        while self._leaving and self._leaving[0][0] < before_layer:
-            _, ticket = self._leaving.popleft()
+    def _let_go(self) -> None:
+        window_bytes = self._window_layers * self._largest_layer_bytes
+        while self._leaving_bytes > window_bytes:
+            ticket = self._leaving.popleft()
+            self._leaving_bytes -= ticket.nbytes
             ticket.let_go()
 
     def start_back(self, ticket: _CudaTicket) -> torch.Tensor:
@@ -82,9 +86,14 @@ class _CudaTicket:
         self._is_original = True
         self.left, self.back = torch.cuda.Event(), torch.cuda.Event()
 
+    @property
+    def nbytes(self) -> int:
+        return self._like.numel() * self._like.element_size()
+
     def host(self) -> torch.Tensor:
-        nbytes = self._like.numel() * self._like.element_size()
-        return self.buffer.memory[:nbytes].view(self._like.dtype).as_strided(self._like.size(), self._like.stride())
+        return (
+            self.buffer.memory[: self.nbytes].view(self._like.dtype).as_strided(self._like.size(), self._like.stride())
+        )
 
     def empty(self) -> torch.Tensor:
         return torch.empty_strided(self._like.size(), self._like.stride(), dtype=self._like.dtype, device="cuda")

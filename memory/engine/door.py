@@ -6,7 +6,6 @@ tensor once its storage is freed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memory.engine.census import Census
 from memory.engine.handles import Geometry, Kept, Offloaded, Recomputed, Saved
 from memory.engine.host import HostTier
+from memory.engine.itinerary import Itinerary
 from memory.engine.ledger import Ledger
 from memory.plan import Action, LayerPlan
 
@@ -30,7 +30,6 @@ class Books:
     census: Census
     tier: HostTier
     min_offload_bytes: int
-    reload_ahead: int
     device_type: str
     #: storages of parameters: saved by reference, no bytes of their own
     parameters: Collection[int] = ()
@@ -65,8 +64,14 @@ class _Entry:
 class CountingDoor:
     """Keeps and counts: for what lies outside the layers, and (remade) for what regions re-make in backward."""
 
-    def __init__(self, books: Books, on_save: Callable[[int], None], remade: bool = False) -> None:
-        self._books, self._on_save, self._remade = books, on_save, remade
+    def __init__(
+        self,
+        books: Books,
+        on_save: Callable[[int], None],
+        on_read: Callable[[], None] = lambda: None,
+        remade: bool = False,
+    ) -> None:
+        self._books, self._on_save, self._on_read, self._remade = books, on_save, on_read, remade
 
     def pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
         if not _counts(tensor, self._books):
@@ -75,21 +80,19 @@ class CountingDoor:
         self._on_save(kept.new_bytes)
         return Saved(kept, Geometry.of(tensor))
 
-    @staticmethod
-    def unpack(saved: Saved | torch.Tensor) -> torch.Tensor:
-        return saved.unpack() if isinstance(saved, Saved) else saved
+    def unpack(self, saved: Saved | torch.Tensor) -> torch.Tensor:
+        self._on_read()
+        return _unpack(saved)
 
 
 class LayerDoor:
-    """One forward pass of one layer for one micro-batch, and the way back."""
+    """One forward pass of one layer for one micro-batch."""
 
     def __init__(
-        self, books: Books, layer: int, plan: LayerPlan, previous: LayerDoor | None, default_site: str = "rest"
+        self, books: Books, layer: int, plan: LayerPlan, itinerary: Itinerary, default_site: str = "rest"
     ) -> None:
-        self._books, self._layer, self._plan, self._previous = books, layer, plan, previous
+        self._books, self._layer, self._plan, self._itinerary = books, layer, plan, itinerary
         self._entries: dict[int, _Entry] = {}
-        self._offloaded: list[weakref.ref[Offloaded]] = []
-        self._arrived = False
         #: the site of tensors that nothing has named
         self._default_site = default_site
         #: saved inside the attention core, before it is known which of them is its output
@@ -163,9 +166,7 @@ class LayerDoor:
         return self._keep(tensor, entry, site)
 
     def unpack(self, saved: Saved | torch.Tensor) -> torch.Tensor:
-        if not self._arrived:
-            self._arrive()
-        return saved.unpack() if isinstance(saved, Saved) else saved
+        return _unpack(saved)
 
     def _entry(self, tensor: torch.Tensor) -> _Entry:
         storage = tensor.untyped_storage()
@@ -191,10 +192,9 @@ class LayerDoor:
             leaving = tensor.detach()
             if whole:
                 leaving = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            handle = Offloaded(self._books.ledger, self._books.tier.offload(leaving), _nbytes(leaving))
-            entry.copies[key] = handle
-            self._offloaded.append(weakref.ref(handle))
-            self._books.census.add(self._layer, site, Action.offload, _nbytes(leaving))
+            ticket, nbytes = self._books.tier.offload(leaving), _nbytes(leaving)
+            handle = entry.copies[key] = Offloaded(self._books.ledger, ticket, nbytes, self._itinerary)
+            self._books.census.add(self._layer, site, Action.offload, nbytes)
         return Saved(handle, geometry if whole else None)
 
     def _recompute(self, tensor: torch.Tensor, name: _Name, produce: Produce, source: Saved) -> Saved:
@@ -203,16 +203,9 @@ class LayerDoor:
             self._books.census.add(self._layer, name.site, Action.recompute, tensor.untyped_storage().nbytes())
         return Saved(name.handle, Geometry.of(tensor))
 
-    def _arrive(self) -> None:
-        """Backward has reached this layer: start the way back of those before it."""
-        self._arrived = True
-        door: LayerDoor | None = self
-        for _ in range(self._books.reload_ahead):
-            door = door._previous if door else None
-            for ref in reversed(door._offloaded if door else ()):
-                handle = ref()
-                if handle is not None:
-                    handle.prefetch()
+
+def _unpack(saved: Saved | torch.Tensor) -> torch.Tensor:
+    return saved.unpack() if isinstance(saved, Saved) else saved
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

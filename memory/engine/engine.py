@@ -14,8 +14,8 @@ from memory.engine.ledger import Ledger, StepBytes
 from memory.plan import Plan
 from memory.seed import Request
 
-#: layers that a device copy outlives its own by, so that waiting for it costs nothing (1 cost 10% of a step, 2 nothing)
-WINDOW_LAYERS = 2
+#: how many layers' worth of bytes may be on their way out before compute waits for the oldest of them
+WINDOW_LAYERS = 1.0
 
 
 class MemoryEngine:
@@ -42,7 +42,6 @@ class MemoryEngine:
             self.census,
             self._host_tier(device),
             self._plan.min_offload_bytes if self._plan else 0,
-            self._plan.reload_ahead if self._plan else 0,
             device.type,
         )
         self._modules = list(chunks)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from memory.engine.itinerary import Itinerary
 from memory.engine.ledger import Ledger
 
 
@@ -115,18 +116,21 @@ class Kept(Handle):
 class Offloaded(Handle):
     """Lies in host memory between forward and backward."""
 
-    __slots__ = ("_ticket",)
+    __slots__ = ("_itinerary", "_place", "_ticket")
 
-    def __init__(self, ledger: Ledger, ticket: Ticket, nbytes: int) -> None:
+    def __init__(self, ledger: Ledger, ticket: Ticket, nbytes: int, itinerary: Itinerary) -> None:
         super().__init__(ledger)
-        self._ticket = ticket
+        self._ticket, self._itinerary = ticket, itinerary
+        self._place = itinerary.add(self, nbytes)
         ledger.offloaded_bytes += nbytes
 
     def prefetch(self) -> None:
         self._take(self._ticket.prefetch())
 
     def _make(self) -> torch.Tensor:
-        return self._ticket.fetch()
+        device = self._ticket.fetch()
+        self._itinerary.read(self._place)
+        return device
 
     def __del__(self) -> None:
         super().__del__()

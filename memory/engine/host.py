@@ -23,7 +23,7 @@ class HostTier(Protocol):
         """Copy a tensor out; the caller lets go of it."""
 
     def enter_layer(self) -> None:
-        """The forward pass begins a layer: device copies that have had their window may go."""
+        """The forward pass begins a layer."""
 
 
 class HostPool:

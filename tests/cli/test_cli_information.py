@@ -23,12 +23,10 @@ def test_validate_only_prints_configuration_and_plan(cli: Cli, tmp_path: Path) -
     printed = yaml.safe_load(text)
     assert printed["model"]["num_layers"] == 3
     assert printed["recompute"]["granularity"] == "selective"
-    header, first, last = (line.split() for line in plan.splitlines()[1:4])
-    assert header[0] == "layers" and (first[0], last[0]) == ("0-1", "2")
-    column = header.index("fc1_out")
-    assert (first[column], last[column]) == ("o", "k")
-    column = header.index("act_out")
-    assert (first[column], last[column]) == ("R", "R")
+    cells = {line.split()[0]: line.split()[1:] for line in plan.splitlines()[1:] if line}
+    assert cells["site"] == ["MiB", "layers", "0-1", "layers", "2"]
+    assert cells["fc1_out"][1:] == ["offload", "keep"]
+    assert cells["act_out"][1:] == ["recompute", "recompute"]
     assert list(tmp_path.iterdir()) == []
 
 

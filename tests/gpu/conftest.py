@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 GPU = torch.cuda.is_available()
 
@@ -24,7 +25,7 @@ def parallel_groups() -> Iterator[None]:
     from megatron.core import parallel_state
 
     torch.cuda.set_device(0)
-    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     yield
     parallel_state.destroy_model_parallel()

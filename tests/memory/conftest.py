@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from memory.engine.engine import MemoryEngine
 from memory.engine.ledger import StepBytes
@@ -61,7 +62,7 @@ def parallel_groups() -> Iterator[None]:
     cpu.install()
     from megatron.core import parallel_state
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     yield
     parallel_state.destroy_model_parallel()

@@ -14,6 +14,7 @@ from memory.engine.census import Census
 from memory.engine.door import Books, CountingDoor, LayerDoor
 from memory.engine.handles import Handle
 from memory.engine.host import EmulatedHostTier
+from memory.engine.itinerary import Itinerary
 from memory.engine.ledger import Ledger
 from memory.options import Granularity, Method, OffloadKind, OffloadOptions, RecomputeOptions
 from memory.plan import Action, LayerPlan, keep_plan
@@ -158,7 +159,7 @@ def test_effects_tell_what_did_nothing_and_why() -> None:
 
 
 def _books(plan_bytes: int = 0) -> Books:
-    return Books(Ledger(), Census(), EmulatedHostTier(), plan_bytes, 1, "cpu")
+    return Books(Ledger(), Census(), EmulatedHostTier(), plan_bytes, "cpu")
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def test_a_storage_freed_and_its_address_used_again_is_another_tensor() -> None:
     """Keyed by address, the second tensor would be taken for the first: the prototype's silent fault."""
     books = _books()
     plan = LayerPlan(recompute=frozenset({"attn_norm_out"}))
-    door = LayerDoor(books, 0, plan, None)
+    door = LayerDoor(books, 0, plan, Itinerary(1))
     x = torch.rand(1000, requires_grad=True)
     with _through(door):
         source = x * 1
@@ -197,7 +198,7 @@ def test_a_storage_freed_and_its_address_used_again_is_another_tensor() -> None:
 
 def test_parts_of_one_buffer_leave_one_by_one() -> None:
     books = _books()
-    door = LayerDoor(books, 0, LayerPlan(offload=frozenset({"query", "value"})), None)
+    door = LayerDoor(books, 0, LayerPlan(offload=frozenset({"query", "value"})), Itinerary(1))
     x = torch.rand(4, 6, requires_grad=True)
     with _through(door):
         buffer = x * 3
@@ -219,7 +220,7 @@ def test_views_of_a_whole_offloaded_storage_keep_their_geometry() -> None:
     def loss(out: torch.Tensor) -> torch.Tensor:
         return (out.t() @ weight).sum() + (out * out).sum() + out[1:, ::2].pow(2).sum()
 
-    door = LayerDoor(_books(), 0, LayerPlan(offload=frozenset({"fc1_out"})), None)
+    door = LayerDoor(_books(), 0, LayerPlan(offload=frozenset({"fc1_out"})), Itinerary(1))
     x = torch.rand(4, 6, requires_grad=True)
     with _through(door):
         out = x * 2
@@ -234,7 +235,7 @@ def test_views_of_a_whole_offloaded_storage_keep_their_geometry() -> None:
 def test_a_chain_recomputes_each_link_once() -> None:
     books = _books()
     plan = LayerPlan(recompute=frozenset({"mlp_norm_out", "fc1_out", "act_out"}), offload=frozenset({"mlp_residual"}))
-    door = LayerDoor(books, 0, plan, None)
+    door = LayerDoor(books, 0, plan, Itinerary(1))
     calls: list[str] = []
 
     def link(name: str, factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -263,7 +264,7 @@ def test_a_chain_recomputes_each_link_once() -> None:
 
 
 def test_a_module_that_does_not_repeat_itself_is_found_out() -> None:
-    door = LayerDoor(_books(), 0, LayerPlan(recompute=frozenset({"act_out"})), None)
+    door = LayerDoor(_books(), 0, LayerPlan(recompute=frozenset({"act_out"})), Itinerary(1))
     x, w = torch.rand(10).requires_grad_(), torch.rand(10).requires_grad_()
     with _through(door):
         out = x * 2

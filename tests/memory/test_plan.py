@@ -3,8 +3,21 @@ from __future__ import annotations
 import pytest
 
 from memory.plan import Action, LayerPlan, Plan, PlanError, keep_plan
+from memory.sites import LayerShape
 from memory.table import plan_table
 
+SHAPE = LayerShape(
+    seq_length=1024,
+    micro_batch_size=1,
+    hidden=512,
+    ffn=2048,
+    heads=8,
+    query_width=512,
+    kv_width=512,
+    gated=True,
+    fused_attention=True,
+    element_bytes=2,
+)
 MIXED = Plan(
     layers=(
         LayerPlan(offload=frozenset({"layer_input"})),
@@ -85,10 +98,19 @@ def test_a_wrong_plan_is_refused_by_name(text: str, says: str) -> None:
 
 
 def test_table() -> None:
-    header, rows = plan_table(MIXED)
-    cells = [dict(zip(header, row, strict=True)) for row in rows]
-    assert [row["layers"] for row in cells] == ["0", "1", "2-3", "4"]
-    assert (cells[0]["layer_input"], cells[0]["query"], cells[0]["regions"]) == ("o", "·", "layers 0-1")
-    assert (cells[2]["act_out"], cells[2]["fc1_out"], cells[2]["query"]) == ("R", "o", "k")
-    assert (cells[3]["attn_scores"], cells[3]["fc1_out"], cells[3]["query"]) == ("·", "·", "k")
-    assert cells[3]["regions"] == "core_attn mlp"
+    header, rows = plan_table(MIXED, SHAPE)
+    assert header == ["site", "MiB", "layers 0", "layers 1", "layers 2-3", "layers 4"]
+    cells = {row[0]: row[1:] for row in rows}
+    assert cells["layer_input"] == ["1.00", "offload", "·", "keep", "keep"]
+    assert cells["act_out"] == ["4.00", "·", "·", "recompute", "·"]
+    assert cells["query"] == ["1.00", "·", "·", "keep", "keep"]
+    assert cells["attn_scores"][-1] == "·"
+    assert cells["regions"] == ["", "2 layers as one", "of 2", "", "core_attn mlp"]
+
+
+def test_table_groups_layers_that_do_the_same() -> None:
+    odd = LayerPlan(offload=frozenset({"fc1_out"}))
+    plan = Plan(layers=tuple(odd if number % 2 or number > 4 else LayerPlan() for number in range(8)))
+    header, rows = plan_table(plan, SHAPE)
+    assert header[2:] == ["layers 0,2,4", "layers 1,3,5-7"]
+    assert "regions" not in [row[0] for row in rows]

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from memory.table import LEGEND, plan_table
+from memory.table import LEGEND
 from trainer.config.compose import Job
 from trainer.config.machine import Machine
-from trainer.config.schema import Engine
-from trainer.plan import make_seed
+from trainer.plan import shown_plan
 
 
 def resolved_yaml(composed: DictConfig) -> str:
@@ -29,17 +28,12 @@ def print_preview(jobs: Sequence[Job], machine: Machine) -> None:
 
 
 def plan_lines(job: Job, machine: Machine) -> list[str]:
-    """The plan as aligned columns under a line that says what the letters mean."""
-    if job.config.engine.name is Engine.megatron:
-        return ["", "Plan: engine=megatron, so Megatron's own switches decide"]
-    seed = make_seed(job.config, machine.has_cuda)
-    header, rows = plan_table(seed.plan)
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    ]
-    return ["", f"Plan ({LEGEND})", *lines, *seed.notes]
+    """The plan as aligned columns under a line that says what the marks mean."""
+    shown = shown_plan(job.config, machine.has_cuda)
+    table = [shown.header, *shown.rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(shown.header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return ["", f"Plan ({LEGEND})", *lines, *shown.notes]
 
 
 def _print_yaml(text: str) -> None:

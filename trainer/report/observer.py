@@ -81,7 +81,8 @@ class EffectRow:
     #: recompute or offload
     action: str
     layers: int
-    bytes: int
+    #: None where they can't be told (engine=megatron)
+    bytes: int | None
     #: why nothing happened, or what is worth knowing
     remark: str
 

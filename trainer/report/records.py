@@ -17,6 +17,7 @@ from trainer.report.summary import Summary
 RESULT = "result.json"
 METRICS = "metrics.jsonl"
 CONFIG = "config_resolved.yaml"
+PLAN = "plan.yaml"
 
 
 def write_atomically(path: Path, text: str) -> None:

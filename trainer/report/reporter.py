@@ -12,11 +12,12 @@ from typing import Any, Sequence
 import yaml
 
 from trainer.config.schema import Config
+from trainer.plan import shown_plan
 from trainer.report.launch import Launch
 from trainer.report.machine import host_facts
 from trainer.report.metrics import step_metrics
 from trainer.report.observer import EffectRow, RunEnd, RunInfo, Status, StepRecord
-from trainer.report.records import CONFIG, RESULT, MetricsFile, write_atomically, write_result
+from trainer.report.records import CONFIG, PLAN, RESULT, MetricsFile, write_atomically, write_result
 from trainer.report.screen import Screen
 from trainer.report.summary import Summary, Tally, summarise
 from trainer.report.throughput import Throughput, find_peak
@@ -91,7 +92,9 @@ class Reporter:
         }
         self._metrics = MetricsFile(self._folder, info.first_step)
         self._wandb = WandbLogger(self._config, self._folder, self._wandb_config(info), self._launch)
-        self._screen.start(info, self._throughput)
+        plan = shown_plan(self._config, torch.cuda.is_available())
+        write_atomically(self._folder / PLAN, plan.yaml)
+        self._screen.start(info, self._throughput, plan)
 
     def step_done(self, record: StepRecord) -> None:
         if self._throughput is None or self._metrics is None or self._wandb is None:

@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from memory.table import LEGEND
+from trainer.plan import ShownPlan
 from trainer.report.observer import EffectRow, RunInfo, StepRecord
 from trainer.report.summary import Summary
 from trainer.report.throughput import MEASURED, Throughput
@@ -40,7 +42,7 @@ class Screen:
         self._steps_done = 0
         self._seconds = 0.0
 
-    def start(self, info: RunInfo, throughput: Throughput) -> None:
+    def start(self, info: RunInfo, throughput: Throughput, plan: ShownPlan) -> None:
         config = info.config
         self._total = config.trainer.steps
         self._log_every = config.trainer.log_every
@@ -51,6 +53,7 @@ class Screen:
             f"{info.world_size} x {info.device_name}, peak {flops_text(throughput.peak.flops_per_s)} "
             f"({throughput.peak.source})"
         )
+        self._console.print(plan_table(plan))
         if info.first_step > 1:
             self._print(f"going on at step {info.first_step}")
         if (
@@ -201,17 +204,15 @@ def effects_table(rows: Sequence[EffectRow]) -> Table:
     return table
 
 
-def print_plan(
-    header: Sequence[str], rows: Sequence[Sequence[str]], legend: str = "", console: Console | None = None
-) -> None:
-    """Prints a plan's cells (memory.table.plan_table) as they are."""
+def plan_table(plan: ShownPlan) -> Table:
+    """What each layer does with each site."""
     table = _table("Plan")
-    table.caption = legend or None
-    for heading in header:
+    table.caption = "\n".join((LEGEND, *plan.notes))
+    for heading in plan.header:
         table.add_column(heading)
-    for row in rows:
+    for row in plan.rows:
         table.add_row(*map(Text, row))
-    (console or Console()).print(table)
+    return table
 
 
 def _table(title: str, header: bool = True) -> Table:

@@ -13,18 +13,15 @@ from memory.engine.census import Effect
 from memory.engine.engine import MemoryEngine
 from memory.engine.ledger import StepBytes
 from memory.engine.native import native_effects
-from memory.options import Granularity, OffloadKind
+from trainer import plan
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config, Engine
-from trainer.plan import make_seed, uses_bf16
 from trainer.report.observer import EffectRow
 
 #: share of the node's free memory that offloading may lock, all its ranks together
 _HOST_SHARE = 0.8
 
 
-#: what fine-grained offload can name on Megatron's dense layers
-_NATIVE_OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
 
 
 class RunMemory:
@@ -34,7 +31,7 @@ class RunMemory:
         self._strict = config.strict
         self._switches = megatron_switches(config)
         self._chunks: Sequence[torch.nn.Module] = ()
-        seed = make_seed(config, torch.cuda.is_available())
+        seed = plan.make_seed(config, torch.cuda.is_available())
         self._native = config.engine.name is Engine.megatron
         self._engine = MemoryEngine(
             None if self._native else seed.plan, seed.requests, host_limit_bytes=_host_limit_bytes(config)
@@ -68,34 +65,7 @@ def build_memory(config: Config, chunks: Sequence[torch.nn.Module]) -> RunMemory
 
 
 def megatron_switches(config: Config) -> dict[str, Any]:
-    """The memory options as fields of Megatron's TransformerConfig for engine=megatron; none for ours."""
-    recompute, offload = config.recompute, config.offload
-    switches: dict[str, Any] = {}
-    if config.engine.name is not Engine.megatron:
-        return switches
-    if recompute.granularity is not Granularity.none:
-        switches["recompute_granularity"] = recompute.granularity.value
-        switches["distribute_saved_activations"] = recompute.distribute_saved_activations
-    if recompute.granularity is Granularity.selective and recompute.modules is not None:
-        switches["recompute_modules"] = list(recompute.modules)
-    if recompute.granularity is Granularity.full:
-        switches["recompute_method"] = recompute.method.value if recompute.method else "uniform"
-        switches["recompute_num_layers"] = recompute.num_layers or 1
-    if offload.kind is OffloadKind.fine_grained:
-        element_bytes = 2 if uses_bf16(config.trainer.precision, torch.cuda.is_available()) else 4
-        switches["fine_grained_activation_offloading"] = True
-        switches["offload_modules"] = list(_NATIVE_OFFLOAD_MODULES if offload.modules is None else offload.modules)
-        switches["min_offloaded_tensor_size"] = offload.min_bytes // element_bytes
-        if offload.fraction < 1:
-            switches["activation_offload_fraction"] = offload.fraction
-    if offload.kind is OffloadKind.layerwise:
-        all_but_last = config.model.num_layers - 1
-        switches["cpu_offloading"] = True
-        switches["cpu_offloading_num_layers"] = all_but_last if offload.num_layers is None else offload.num_layers
-        switches["cpu_offloading_activations"] = offload.activations
-        switches["cpu_offloading_weights"] = offload.weights
-        switches["cpu_offloading_double_buffering"] = offload.double_buffering
-    return switches
+    return plan.megatron_switches(config, torch.cuda.is_available())
 
 
 def _key(effect: Effect) -> str:

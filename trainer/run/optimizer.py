@@ -65,9 +65,3 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in group.items() if name not in _GROUP_STATE} for group in optimizer.param_groups
     ]
-
-
-def apply_settings(optimizer: Any, settings: Sequence[dict[str, Any]]) -> None:
-    """Put back what `settings_of` read: a loaded checkpoint brings its own settings along."""
-    for group, values in zip(optimizer.param_groups, settings, strict=True):
-        group.update(values)

@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
 from trainer.config.schema import Config
-from trainer.run.optimizer import apply_settings, settings_of
+from trainer.run.optimizer import settings_of
 
 #: of the model group: what a trained model's weights do not depend on
 _FREE_MODEL_KEYS = frozenset({"name", "attention", "attention_dropout", "hidden_dropout", "init_method_std"})
@@ -81,12 +81,20 @@ def restore(loaded: Mapping[str, Any], chunks: Sequence[torch.nn.Module], optimi
     models: list[Any] = unwrap_model(list(chunks))
     for index, model in enumerate(models):
         model.load_state_dict(loaded[_model_key(models, index)])
-    settings = settings_of(optimizer)
+    # before loading, for 0.19 finds the groups again by their rates
+    for group, settings in zip(_groups(loaded["optimizer"]), settings_of(optimizer), strict=True):
+        group.update(settings)
     with torch.no_grad():
         optimizer.load_state_dict(loaded["optimizer"])
-    apply_settings(optimizer, settings)
     _own_steps(optimizer)
     _set_generators(loaded["generators"])
+
+
+def _groups(optimizer_state: Any) -> Iterator[dict[str, Any]]:
+    """The parameter groups in an optimizer's state, however deep its wrappers put them."""
+    if isinstance(optimizer_state, Mapping):
+        for key, value in optimizer_state.items():
+            yield from value if key == "param_groups" else _groups(value)
 
 
 def _torch_adams(optimizer: Any) -> Iterator[torch.optim.Adam]:
@@ -108,8 +116,8 @@ def _allocate_adam_state(optimizer: Any) -> None:
 
 
 def _own_steps(optimizer: Any) -> None:
-    """Each parameter's step in a tensor of its own. DistributedOptimizer loads it into the groups, leaves the states at the
-    step that they were allocated with, and shares one tensor, which every parameter would advance."""
+    """Each parameter's step in a tensor of its own. DistributedOptimizer loads the step into the groups alone, and
+    shares one tensor among the states, which every parameter would advance."""
     for adam in _torch_adams(optimizer):
         for group in adam.param_groups:
             loaded = group.pop("step", None)

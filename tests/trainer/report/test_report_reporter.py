@@ -99,6 +99,7 @@ def test_a_whole_run(
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "config_resolved.yaml",
         "metrics.jsonl",
+        "plan.yaml",
         "result.json",
     ]
 

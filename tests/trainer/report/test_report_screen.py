@@ -8,11 +8,18 @@ import pytest
 from rich.console import Console
 
 from trainer.config.schema import Config
+from trainer.plan import ShownPlan
 from trainer.report.observer import EffectRow, RunEnd, RunInfo, StepRecord
-from trainer.report.screen import Screen, print_plan
+from trainer.report.screen import Screen
 from trainer.report.summary import Summary, Tally, summarise
 from trainer.report.throughput import MEASURED, Peak, Throughput
 
+PLAN = ShownPlan(
+    "",
+    ["site", "MiB", "layers 0-2", "layers 3"],
+    [["fc1_out", "1.00", "[offload]", "keep"]],
+    ["chosen since it is cheap"],
+)
 THROUGHPUT = Throughput(1e9, 2, Peak(1e13, MEASURED))
 
 
@@ -30,15 +37,16 @@ def test_without_a_terminal_a_line_each_log_every_steps(
 ) -> None:
     console = plain_console()
     screen = Screen(console)
-    screen.start(make_info(), THROUGHPUT)
+    screen.start(make_info(), THROUGHPUT, PLAN)
     for step in range(1, 13):
         screen.step(make_step(step))
     screen.evaluated(12, 1.23456)
     lines = text_of(console).splitlines()
+    steps = [line for line in lines if line.startswith("step")]
     assert lines[0] == (
         "custom: 1.23 M parameters, 2,048 tokens a step, 2 x NVIDIA H200, peak 10.0 TFLOP/s (measured by matmul)"
     )
-    assert [line.split("/")[0] for line in lines[1:]] == [
+    assert [line.split("/")[0] for line in steps] == [
         "step  1",
         "step  5",
         "step 10",
@@ -46,7 +54,7 @@ def test_without_a_terminal_a_line_each_log_every_steps(
         "step 12  validation loss 1.2346",
     ]
     # 7 steps of half a second are left
-    assert lines[2] == ("step  5/12  loss 0.0667  lr 1.00e-03  4,096 tokens/s  MFU 20.5%  saved 3.00 MiB  left 0:00:04")
+    assert steps[1] == ("step  5/12  loss 0.0667  lr 1.00e-03  4,096 tokens/s  MFU 20.5%  saved 3.00 MiB  left 0:00:04")
 
 
 def test_live_on_a_terminal(
@@ -56,7 +64,7 @@ def test_live_on_a_terminal(
     monkeypatch.setattr("trainer.report.screen._REFRESH_S", 0.0)
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     screen = Screen(console)
-    screen.start(make_info(), THROUGHPUT)
+    screen.start(make_info(), THROUGHPUT, PLAN)
     screen.step(make_step(1))
     screen.step(make_step(2))
     screen.close()
@@ -78,7 +86,7 @@ def test_live_display_takes_log_lines_and_gives_the_stream_back(
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     screen = Screen(console)
-    screen.start(make_info(), THROUGHPUT)
+    screen.start(make_info(), THROUGHPUT, PLAN)
     logging.getLogger("somewhere").warning("look here")
     screen.close()
     assert "look here" in text_of(console)
@@ -132,8 +140,10 @@ def test_closing_table_of_a_run_that_never_began(config: Config) -> None:
     assert "failed, no data" in text_of(console)
 
 
-def test_plan_is_printed_as_it_is() -> None:
+def test_the_plan_is_shown_at_the_start(make_info: Callable[..., RunInfo]) -> None:
     console = plain_console()
-    print_plan(["layers", "mlp_act"], [["0-2", "R"], ["3", "[o]"]], "R recomputed", console)
-    words = [line.split() for line in text_of(console).splitlines()]
-    assert ["0-2", "R"] in words and ["3", "[o]"] in words and ["R", "recomputed"] in words
+    Screen(console).start(make_info(), THROUGHPUT, PLAN)
+    lines = [line.split() for line in text_of(console).splitlines()]
+    assert ["site", "MiB", "layers", "0-2", "layers", "3"] in lines
+    assert ["fc1_out", "1.00", "[offload]", "keep"] in lines
+    assert "chosen since it is cheap".split() in lines

@@ -34,9 +34,9 @@ def assert_same_to_the_bit(folder: Path, other: Path) -> None:
     """Weights, optimizer and generators of two runs' newest checkpoints, as written, byte for byte."""
     ours, theirs = checkpoint.newest(folder / "checkpoints"), checkpoint.newest(other / "checkpoints")
     assert ours is not None and theirs is not None and ours != theirs
-    files = sorted(path.name for path in ours.glob("*.distcp"))
-    assert files == sorted(path.name for path in theirs.glob("*.distcp")) != []
-    for name in [*files, "common.pt"]:
+    files = sorted(path.name for path in ours.iterdir() if path.suffix in (".distcp", ".pt"))
+    assert files == sorted(path.name for path in theirs.iterdir() if path.suffix in (".distcp", ".pt")) != []
+    for name in files:
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
 
 
