@@ -165,15 +165,19 @@ def _comment_above(lines: Sequence[str], index: int) -> list[str]:
 
 def keys_part() -> str:
     defaults, comments = _default_config(), field_comments()
-    sections = {name: hint for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint)}
+    sections = [name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint)]
     parts = []
-    for section, hints in [("", Config), *sections.items()]:
+    for section in ["", *sections]:
         node = getattr(defaults, section) if section else defaults
         rows = [
-            [code(f"{section}.{name}".lstrip(".")), _type_text(hint), code(_value_text(getattr(node, name))), comment]
-            for name, hint in get_type_hints(hints).items()
+            [
+                code(f"{section}.{name}".lstrip(".")),
+                _type_text(hint),
+                code(_value_text(getattr(node, name))),
+                re.sub(r"\bNone\b", "null", comments[type(node).__name__, name]),
+            ]
+            for name, hint in get_type_hints(type(node)).items()
             if not dataclasses.is_dataclass(hint)
-            for comment in [comments[hints.__name__, name]]
         ]
         parts.append(f"### {section or 'top level'}\n\n" + table(["key", "value", "default", "meaning"], rows))
     return "\n\n".join(parts)

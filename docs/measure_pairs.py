@@ -43,7 +43,8 @@ def run(arguments: list[str], folder: Path) -> dict[str, Any]:
 def measure(steps: int, folder: Path) -> dict[str, Any]:
     results = {
         (recompute, offload): run(
-            [f"recompute={recompute}", f"offload={offload}", f"trainer.steps={steps}"], folder / f"{recompute}-{offload}"
+            [f"recompute={recompute}", f"offload={offload}", f"trainer.steps={steps}"],
+            folder / f"{recompute}-{offload}",
         )
         for recompute, offload in itertools.product(RECOMPUTE, OFFLOAD)
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from memory.sites import INSIDE_REGION, SITES
+from memory.sites import INSIDE_REGION, SITES, LayerShape
 
 
 class Action(Enum):
@@ -86,6 +86,11 @@ class Plan:
     @property
     def idle(self) -> bool:
         return not self.spans and all(layer.idle for layer in self.layers)
+
+    def offload_bytes(self, shape: LayerShape, layers: Iterable[int]) -> int:
+        """Host bytes of these layers' tensors for one micro-batch, as far as their sites' sizes are known."""
+        sizes = [SITES[site].bytes_of(shape) for number in layers for site in self.layers[number].offload]
+        return sum(size for size in sizes if size >= self.min_offload_bytes)
 
     def to_yaml(self) -> str:
         rows: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """The catalogue of sites: each tensor that a transformer layer keeps for backward, and the names users type for them.
 
-A site is one tensor of one layer. Module names are Megatron's where Megatron has one; each stands for one or more sites,
-or for a region of modules that is re-run as a whole. Imports no torch: plans are made and printed without it.
+A site is one tensor of one layer. Module names are Megatron's where Megatron has one; each stands for one or more
+sites, or for a region of modules that is re-run as a whole. Imports no torch: plans are made and printed without it.
 """
 
 from __future__ import annotations

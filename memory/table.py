@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Sequence
 
 from memory.plan import Plan
 from memory.sites import INSIDE_REGION, SITES, LayerShape

@@ -22,20 +22,25 @@ class MemoryEngine:
     """The plan at work on the model chunks of one rank.
 
     plan None: apply nothing and count what is saved, for engine=megatron, whose own switches act.
-    host_limit_bytes: page-locked memory that offloading may take on this rank (GPU only).
+    host_bytes, host_limit_bytes: page-locked memory to take before the first step, and at most (GPU only).
     """
 
-    def __init__(self, plan: Plan | None, requests: Sequence[Request] = (), host_limit_bytes: int = 0) -> None:
+    def __init__(
+        self, plan: Plan | None, requests: Sequence[Request] = (), *, host_bytes: int = 0, host_limit_bytes: int = 0
+    ) -> None:
         self._plan = plan
         self._requests = tuple(requests)
-        self._host_limit_bytes = host_limit_bytes
+        self._host_bytes, self._host_limit_bytes = host_bytes, host_limit_bytes
         self._ledger = Ledger()
         self.census = Census()
         self._attachments: list[Attachment] = []
         self._modules: list[torch.nn.Module] = []
 
     def attach(self, chunks: Sequence[torch.nn.Module]) -> None:
-        """Wrap the layers of these GPTModels, before or after DDP wraps them."""
+        """Wrap the layers of these GPTModels, before or after DDP wraps them.
+
+        Raises MemoryError where the host memory that the plan needs can't be had.
+        """
         device = next(chunks[0].parameters()).device
         self._books = Books(
             self._ledger,
@@ -82,4 +87,6 @@ class MemoryEngine:
         from memory.engine.cuda_host import CudaHostTier
         from memory.engine.pinned import PinnedPool
 
-        return CudaHostTier(PinnedPool(self._host_limit_bytes), WINDOW_LAYERS)
+        pool = PinnedPool(self._host_limit_bytes)
+        pool.reserve(self._host_bytes)
+        return CudaHostTier(pool, WINDOW_LAYERS)

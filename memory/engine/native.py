@@ -1,4 +1,4 @@
-"""Which layers Megatron's own switches act on, read off the built modules: several of its options do nothing in silence."""
+"""Which layers Megatron's own switches act on, read off the built modules: several of them do nothing in silence."""
 
 from __future__ import annotations
 

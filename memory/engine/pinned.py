@@ -1,7 +1,7 @@
 """Page-locked host memory for the whole run, cut into buffers by size.
 
-torch's own pinned allocator rounds every request up to a power of two; here a byte asked for is a byte taken. Blocks are
-locked by cudaHostRegister when first needed and never given back, so that a steady step neither allocates nor locks.
+torch's own pinned allocator rounds every request up to a power of two; here a byte asked for is a byte taken. What the
+plan needs is locked before the first step (cudaHostRegister), so that no step allocates or locks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 _ALIGN_BYTES = 512
-_BLOCK_BYTES = 1 << 30
+#: locked at a time when a run needs more than its plan foresaw
+_MORE_BYTES = 1 << 28
 _GIB = 1 << 30
 
 
@@ -41,10 +42,9 @@ class PinnedPool:
         return sum(block.numel() for block in self._blocks)
 
     def reserve(self, nbytes: int) -> None:
-        """Lock memory for so many bytes now, rather than in the first step."""
-        while nbytes > 0:
-            self._spare.append(self._lock(min(nbytes, _BLOCK_BYTES)))
-            nbytes -= _BLOCK_BYTES
+        """Lock so much now. Raises MemoryError beyond the limit."""
+        if nbytes:
+            self._spare.append(self._lock(nbytes))
 
     def take(self, nbytes: int) -> Buffer:
         size = -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
@@ -76,7 +76,7 @@ class PinnedPool:
         if self._tail.numel() < size:
             fitting = next((block for block in self._spare if block.numel() >= size), None)
             if fitting is None:
-                fitting = self._lock(max(size, _BLOCK_BYTES))
+                fitting = self._lock(max(size, _MORE_BYTES))
             else:
                 self._spare = [block for block in self._spare if block is not fitting]
             self._tail = fitting
@@ -84,17 +84,16 @@ class PinnedPool:
         return memory
 
     def _lock(self, nbytes: int) -> torch.Tensor:
-        if self.pool_bytes + nbytes > self._limit_bytes:
-            raise RuntimeError(
-                f"offload: {(self.pool_bytes + nbytes) / _GIB:.1f} GiB of page-locked host memory needed, the limit on "
-                f"this rank is {self._limit_bytes / _GIB:.1f} GiB; offload less (offload.fraction, offload.modules, "
-                "offload.num_layers) or raise offload.host_limit_gib"
+        wanted_bytes = self.pool_bytes + nbytes
+        if wanted_bytes > self._limit_bytes:
+            raise MemoryError(
+                f"{wanted_bytes / _GIB:.1f} GiB of page-locked host memory are needed, "
+                f"{self._limit_bytes / _GIB:.1f} GiB are allowed on this rank"
             )
-        block = torch.zeros(nbytes, dtype=torch.uint8)
+        # Filling touches the pages with all cores; the registration alone would do it with one.
+        block = torch.empty(nbytes, dtype=torch.uint8).fill_(0)
         code = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), nbytes, 0)
         if int(code) != 0:
-            raise RuntimeError(
-                f"offload: cudaHostRegister of {nbytes} bytes failed: {code}; is the memlock limit too low?"
-            )
+            raise MemoryError(f"cudaHostRegister of {nbytes} bytes failed ({code}); is the memlock limit too low?")
         self._blocks.append(block)
         return block

@@ -29,7 +29,9 @@ def print_preview(jobs: Sequence[Job], machine: Machine) -> None:
 
 def plan_lines(job: Job, machine: Machine) -> list[str]:
     """The plan as aligned columns under a line that says what the marks mean."""
-    shown = shown_plan(job.config, machine.has_cuda)
+    # A laptop may plan for the GPU that the hardware group names.
+    for_gpu = machine.has_cuda or job.config.hardware.name not in ("auto", "cpu")
+    shown = shown_plan(job.config, for_gpu)
     table = [shown.header, *shown.rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(shown.header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

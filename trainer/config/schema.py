@@ -75,7 +75,7 @@ class DecayStyle(Enum):
 @dataclass(frozen=True)
 class OptimConfig:
     name: OptimizerName = OptimizerName.adam
-    lr: float = 1e-3
+    lr: float = 3e-3
     min_lr: float = 0.0
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -84,7 +84,8 @@ class OptimConfig:
     sgd_momentum: float = 0.9
     #: largest gradient norm; 0 leaves gradients as they are
     clip_grad: float = 1.0
-    warmup_steps: int = 0
+    #: steps over which the rate rises from 0; None: a twentieth of the schedule
+    warmup_steps: Optional[int] = None
     decay_style: DecayStyle = DecayStyle.cosine
 
 

@@ -21,7 +21,7 @@ def type_problem(key: str, value: Any) -> ConfigError | None:
     """
     hint = leaf_types()[key]
     inner = unwrapped(hint)
-    if isinstance(value, str) and "${" in value or value == "???":
+    if (isinstance(value, str) and "${" in value) or value == "???":
         return None
     if value is None:
         return (

@@ -6,7 +6,8 @@ import logging
 import math
 import sys
 import time
-from typing import Sequence, TextIO
+from collections.abc import Sequence
+from typing import TextIO
 
 from rich import box
 from rich.console import Console, Group

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 from trainer.config.schema import Config
 from trainer.report.observer import EffectRow, RunEnd, RunInfo, StepMemory, StepRecord

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Literal, Mapping
+from typing import Any, Literal
 
 from trainer.config.schema import Config, WandbMode
 from trainer.report.launch import Launch

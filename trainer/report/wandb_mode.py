@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import netrc
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from trainer.config.schema import WandbMode

@@ -17,9 +17,9 @@ from trainer.plan import uses_bf16
 from trainer.run.clock import StepClock
 from trainer.run.data.batches import Batches
 from trainer.run.distributed import World
-from trainer.run.memory import build_memory, megatron_switches
+from trainer.run.memory import RunMemory, megatron_switches
 from trainer.run.optimizer import build_optimizer, build_scheduler
-from trainer.run.step import MemoryEngine, Stepper
+from trainer.run.step import Stepper
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Built:
     optimizer: Any
     scheduler: Any
     stepper: Stepper
-    memory: MemoryEngine
+    memory: RunMemory
 
 
 def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Built:
@@ -65,8 +65,7 @@ def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Bui
     if parallel.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in chunks]
         megatron_config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
-    memory = build_memory(config, bare)
-    memory.attach(bare)
+    memory = RunMemory(config, bare)
     stepper = Stepper(
         chunks=chunks,
         optimizer=optimizer,

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from models.compat import mute
 from trainer.config.errors import ConfigError
 
 _NAME = re.compile(r"step_(\d{8,})")
@@ -69,7 +70,7 @@ def refuse_if_different(saved: Mapping[str, Any], current: Mapping[str, Any]) ->
     different = [key for key in sorted({*saved, *current}) if saved.get(key) != current.get(key)]
     if different:
         told = ", ".join(f"{key} was {saved.get(key)!r} and is {current.get(key)!r}" for key in different)
-        raise ConfigError("resume", f"the checkpoint is of another run: {told}", "set these as they were")
+        raise ConfigError("resume", f"the checkpoint is of another run: {told}", "Set these as they were")
 
 
 def save(folder: Path, progress: Progress, resolved_yaml: str, sharded_state: dict[str, Any], keep: int) -> Path:
@@ -84,6 +85,8 @@ def save(folder: Path, progress: Progress, resolved_yaml: str, sharded_state: di
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
     final = folder / f"step_{progress.step:08d}"
+    # 0.19 says so of every save, synchronous ones too
+    mute("megatron.core.dist_checkpointing.strategies.torch", "MCore's async save is deprecated")
     first = dist.get_rank() == 0
     draft_name: list[Any] = [None]
     if first:

@@ -114,4 +114,6 @@ def batch_shape(config: Config) -> BatchShape:
         data_size=data_size,
         context_rank=parallel_state.get_context_parallel_rank(),
         context_size=parallel_state.get_context_parallel_world_size(),
+        # the interleaved schedule takes a micro-batch for each stage at a time
+        multiple=config.parallel.pipeline if config.parallel.virtual_pipeline else 1,
     )

@@ -67,7 +67,7 @@ def run_loop(
             saved_step = step
 
     while step < trainer.steps:
-        outcome = stepper.train(consumed, stop.signal is not None)
+        outcome = stepper.train(consumed, lambda: stop.signal is not None)
         step += 1
         consumed += global_batch
         losses.append(outcome.loss)

@@ -8,11 +8,13 @@ from typing import Any
 
 import psutil
 import torch
+from megatron.core import parallel_state
 
 from memory.engine.census import Effect
 from memory.engine.engine import MemoryEngine
 from memory.engine.ledger import StepBytes
 from memory.engine.native import native_effects
+from memory.plan import Plan
 from trainer import plan
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config, Engine
@@ -22,24 +24,32 @@ from trainer.report.observer import EffectRow
 _HOST_SHARE = 0.8
 
 
-
-
 class RunMemory:
-    """A plan (engine=stash) or Megatron's own switches (engine=megatron), and what they did."""
+    """A plan (engine=stash) or Megatron's own switches (engine=megatron) on this rank, and what they did."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, chunks: Sequence[torch.nn.Module]) -> None:
+        """Wraps the layers of this rank's model chunks.
+
+        Raises:
+            ConfigError: the host memory that the plan needs can't be had.
+        """
         self._strict = config.strict
-        self._switches = megatron_switches(config)
-        self._chunks: Sequence[torch.nn.Module] = ()
-        seed = plan.make_seed(config, torch.cuda.is_available())
-        self._native = config.engine.name is Engine.megatron
-        self._engine = MemoryEngine(
-            None if self._native else seed.plan, seed.requests, host_limit_bytes=_host_limit_bytes(config)
-        )
-
-    def attach(self, chunks: Sequence[torch.nn.Module]) -> None:
         self._chunks = chunks
-        self._engine.attach(chunks)
+        self._switches = megatron_switches(config)
+        self._native = config.engine.name is Engine.megatron
+        seed = plan.make_seed(config, torch.cuda.is_available())
+        self._engine = MemoryEngine(
+            None if self._native else seed.plan,
+            seed.requests,
+            host_bytes=0 if self._native else _host_bytes(config, seed.plan, chunks),
+            host_limit_bytes=_host_limit_bytes(config),
+        )
+        try:
+            self._engine.attach(chunks)
+        except MemoryError as error:
+            raise ConfigError(
+                "offload", str(error), "Offload less (fraction, modules, num_layers) or raise offload.host_limit_gib"
+            ) from None
 
     def begin_step(self) -> None:
         self._engine.begin_step()
@@ -60,16 +70,19 @@ class RunMemory:
         return [EffectRow(e.name, e.action.value, e.layers, e.bytes, e.reason) for e in found]
 
 
-def build_memory(config: Config, chunks: Sequence[torch.nn.Module]) -> RunMemory:
-    return RunMemory(config)
-
-
 def megatron_switches(config: Config) -> dict[str, Any]:
     return plan.megatron_switches(config, torch.cuda.is_available())
 
 
 def _key(effect: Effect) -> str:
     return effect.action.value if effect.name in ("full", "layerwise") else f"{effect.action.value}.modules"
+
+
+def _host_bytes(config: Config, applied: Plan, chunks: Sequence[Any]) -> int:
+    """What the plan offloads on this rank while the most micro-batches are between forward and backward (1F1B)."""
+    layers = [layer.layer_number - 1 for chunk in chunks for layer in chunk.decoder.layers]
+    in_flight = config.parallel.pipeline - parallel_state.get_pipeline_model_parallel_rank()
+    return in_flight * applied.offload_bytes(plan.layer_shape(config, torch.cuda.is_available()), layers)
 
 
 def _host_limit_bytes(config: Config) -> int:

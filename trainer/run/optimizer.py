@@ -41,12 +41,13 @@ def build_optimizer(config: Config, chunks: Sequence[torch.nn.Module], bf16: boo
 def build_scheduler(config: Config, optimizer: Any, global_batch: int) -> OptimizerParamScheduler:
     """The schedule of the learning rate, which Megatron counts in samples."""
     optim, steps = config.optim, config.trainer.schedule_steps or config.trainer.steps
+    warmup_steps = steps // 20 if optim.warmup_steps is None else optim.warmup_steps
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=optim.lr,
         min_lr=optim.min_lr,
-        lr_warmup_steps=optim.warmup_steps * global_batch,
+        lr_warmup_steps=warmup_steps * global_batch,
         lr_decay_steps=steps * global_batch,
         lr_decay_style=optim.decay_style.value,
         start_wd=optim.weight_decay,

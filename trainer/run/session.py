@@ -86,7 +86,7 @@ def model_vocab_size(config: Config, source: SampleSource) -> int:
         raise ConfigError(
             "model.vocab_size",
             f"{wanted} is less than the {source.vocab_size} token ids of the data",
-            "leave it out, or choose another data.tokenizer",
+            "Leave it out, or choose another data.tokenizer",
         )
     return wanted
 
@@ -101,14 +101,14 @@ def _start(config: Config, own_folder: Path, built: Built, identity: dict[str, A
             raise ConfigError(
                 "hydra.run.dir",
                 f"{own_folder.parent} holds checkpoints of an earlier run",
-                f"go on from them with resume={own_folder.parent}, or choose another folder",
+                f"Go on from them with resume={own_folder.parent}, or choose another folder",
             )
         return Start(0, 0, [])
     folder = Path(config.resume).expanduser() / "checkpoints"
     found = checkpoint.newest(folder)
     if found is None:
         raise ConfigError(
-            "resume", f"there is no whole checkpoint in {folder}", "give the folder of a run that saved one"
+            "resume", f"there is no whole checkpoint in {folder}", "Give the folder of a run that saved one"
         )
     progress = checkpoint.read_progress(found)
     checkpoint.refuse_if_different(progress.fingerprint, identity)
@@ -116,7 +116,7 @@ def _start(config: Config, own_folder: Path, built: Built, identity: dict[str, A
         raise ConfigError(
             "trainer.steps",
             f"the checkpoint already stands at step {progress.step} of {config.trainer.steps}",
-            "ask for more steps",
+            "Ask for more steps",
         )
     loaded = checkpoint.load(found, state.sharded_state(built.chunks, built.optimizer, loading=True))
     state.restore(loaded, built.chunks, built.optimizer)

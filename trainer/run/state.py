@@ -17,6 +17,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
 from trainer.config.schema import Config
+from trainer.plan import uses_bf16
 from trainer.run.optimizer import settings_of
 
 #: of the model group: what a trained model's weights do not depend on
@@ -38,8 +39,10 @@ def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_
         "samples in one pass of the data": samples_in_pass,
         "data.tokenizer": config.data.tokenizer,
         "data.split": config.data.split,
+        "engine.name": config.engine.name.value,
         "optim.name": config.optim.name.value,
         "trainer.seed": config.trainer.seed,
+        "trainer.precision": "bf16" if uses_bf16(config.trainer.precision, torch.cuda.is_available()) else "fp32",
         "parallel.tensor": parallel.tensor,
         "parallel.pipeline": parallel.pipeline,
         "parallel.virtual_pipeline": parallel.virtual_pipeline,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -15,39 +15,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from trainer.report.observer import EffectRow, StepMemory
+from trainer.report.observer import StepMemory
 from trainer.run.clock import OPTIMIZER, StepClock, StepTimes
 from trainer.run.data.batches import Batch, Batches
-
-
-class StepBytes(Protocol):
-    """What a memory engine counted in one step on this rank."""
-
-    @property
-    def peak_saved_bytes(self) -> int: ...
-
-    @property
-    def kept_bytes(self) -> int: ...
-
-    @property
-    def offloaded_bytes(self) -> int: ...
-
-    @property
-    def recomputed_bytes(self) -> int: ...
-
-
-class MemoryEngine(Protocol):
-    """What the training loop needs of a memory engine."""
-
-    def attach(self, chunks: Sequence[torch.nn.Module]) -> None:
-        """Wrap the layers of this rank's model chunks, before the first step."""
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> StepBytes: ...
-
-    def effects(self) -> Sequence[EffectRow]:
-        """What each requested option did, once a step has run. Raises where strict=true and one did nothing."""
+from trainer.run.memory import RunMemory
 
 
 @dataclass(frozen=True)
@@ -84,7 +55,7 @@ class Stepper:
         clock: StepClock,
         batches: Batches,
         seq_length: int,
-        memory: MemoryEngine,
+        memory: RunMemory,
         gathers_late: bool,
         device: torch.device,
     ) -> None:
@@ -99,8 +70,8 @@ class Stepper:
         self._device = device
         self._forward_backward = get_forward_backward_func()
 
-    def train(self, consumed: int, stop_requested: bool) -> StepOutcome:
-        """The step that follows `consumed` samples."""
+    def train(self, consumed: int, stop_requested: Callable[[], bool]) -> StepOutcome:
+        """The step that follows `consumed` samples; this rank's wish to stop is asked for at its end."""
         began = time.perf_counter()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -117,7 +88,7 @@ class Stepper:
         timer.stop()
         if updated:
             self._scheduler.step(increment=self._batches.shape.global_batch)
-        loss, stop = self._agree(losses, stop_requested)
+        loss, stop = self._agree(losses, stop_requested())
         return StepOutcome(
             loss=loss,
             grad_norm=None if grad_norm is None else float(grad_norm),

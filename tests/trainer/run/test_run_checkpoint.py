@@ -12,7 +12,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from models import cpu
 from trainer.config.errors import ConfigError
-from trainer.config.schema import Config
+from trainer.config.schema import Config, Precision
 from trainer.run import checkpoint, state
 from trainer.run.checkpoint import Progress
 from trainer.run.distributed import world
@@ -131,5 +131,6 @@ def test_fingerprint(make_config: MakeConfig) -> None:
         {"model": {"bias": True}},
         {"model": {"extras": {"a": [1]}}},
         {"parallel": {"tensor": 2}},
+        {"precision": Precision.bf16},
     ):
         assert of(**changed) != of(), changed

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,14 +24,16 @@ class Scripted:
     ) -> None:
         self.consumed: list[int] = []
         self.gathered = False
+        self.within: Callable[[int], None] = lambda step: None
         self._first, self._losses, self._norms = first, losses or {}, norms or {}
 
-    def train(self, consumed: int, stop_requested: bool) -> StepOutcome:
+    def train(self, consumed: int, stop_requested: Callable[[], bool]) -> StepOutcome:
         step = self._first + len(self.consumed)
         self.consumed.append(consumed)
+        self.within(step)
         loss, norm = self._losses.get(step, 1 / step), self._norms.get(step, 1.0)
         return StepOutcome(
-            loss, norm, 0.1, 3.0, StepTimes(1.0, 2.0, 0.5), StepMemory(1, 2, 3, 4, None, 5), stop_requested
+            loss, norm, 0.1, 3.0, StepTimes(1.0, 2.0, 0.5), StepMemory(1, 2, 3, 4, None, 5), stop_requested()
         )
 
     def evaluate(self) -> float:
@@ -46,7 +48,12 @@ class Scripted:
 
 class Ran:
     def __init__(
-        self, stepper: Scripted, start: Start = Start(0, 0, []), stop_after: int | None = None, **trainer: Any
+        self,
+        stepper: Scripted,
+        start: Start = Start(0, 0, []),
+        stop_after: int | None = None,
+        stop_within: int | None = None,
+        **trainer: Any,
     ) -> None:
         self.saved: list[tuple[int, int, int]] = []
         stop = StopRequest()
@@ -54,6 +61,12 @@ class Ran:
         def on_step(step: int) -> None:
             if step == stop_after:
                 stop.signal = "SIGTERM"
+
+        def within(step: int) -> None:
+            if step == stop_within:
+                stop.signal = "SIGTERM"
+
+        stepper.within = within
 
         def save(step: int, consumed: int, losses: list[float]) -> None:
             assert stepper.gathered
@@ -109,6 +122,10 @@ def test_a_stop_is_noticed_by_the_next_step_and_saved_once() -> None:
     assert (ran.end.status, ran.end.step, ran.end.val_loss) == ("interrupted", 4, None)
     assert ran.saved == [(4, 40, 4)]
     assert "after step 4 of 9" in ran.end.message
+
+
+def test_a_stop_that_comes_within_a_step_ends_with_it() -> None:
+    assert Ran(Scripted(), stop_within=3, steps=9).saved == [(3, 30, 3)]
 
 
 def test_a_stop_in_the_last_step_is_a_completed_run() -> None:

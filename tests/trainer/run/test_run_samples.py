@@ -183,6 +183,8 @@ def test_the_same_held_out_batches_each_time() -> None:
     # 7 samples make one whole batch of 2 x 2
     assert batches.eval_batches == 1
     assert first_tokens(batches.held_out()) == first_tokens(batches.held_out()) == [[502, 503]]
+    assert Batches(Numbered(), BatchShape(1, 2, 0, 1, multiple=2), 1000, 5, CPU).eval_batches == 4
+    assert Batches(Numbered(), BatchShape(1, 2, 0, 1, multiple=2), 1000, 1, CPU).eval_batches == 2
     alone = Batches(Numbered(), BatchShape(8, 1, 0, 1), 1000, 8, CPU)
     assert first_tokens(alone.held_out()) == [[500, 501, 502, 503, 504, 505, 506, 500]]
 

@@ -14,7 +14,7 @@ from models.flops import flops_per_token
 from models.parameters import parameter_count
 from tests.trainer.run.run_recorder import Recorder
 from trainer.config.errors import ConfigError
-from trainer.config.schema import Config, DataSource, OptimizerName
+from trainer.config.schema import Config, DataSource, DecayStyle, OptimizerName
 from trainer.run import checkpoint
 from trainer.run.session import train
 
@@ -48,6 +48,17 @@ def test_the_schedule_counts_steps(make_config: MakeConfig, tmp_path: Path) -> N
     rates = [record.lr for record in watcher.steps]
     # warm-up from 0 in two steps, then half a cosine over the other four
     assert rates == pytest.approx([0, 0.5, 1.0, 0.853553, 0.5, 0.146447], abs=1e-5)
+
+
+def test_the_warm_up_is_a_twentieth_of_the_schedule_unless_told(make_config: MakeConfig, tmp_path: Path) -> None:
+    def rates(folder: str, warmup_steps: int | None) -> list[float]:
+        watcher = Recorder()
+        optim = {"lr": 1.0, "warmup_steps": warmup_steps, "decay_style": DecayStyle.constant}
+        train(make_config(steps=3, schedule_steps=40, eval_batches=0, optim=optim), tmp_path / folder, "", watcher)
+        return [record.lr for record in watcher.steps]
+
+    assert rates("a", None) == [0.0, 0.5, 1.0]
+    assert rates("b", 0) == [1.0, 1.0, 1.0]
 
 
 def test_micro_batches_make_the_same_step(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _schedule(config: Config) -> Iterator[ConfigError]:
     if optim.min_lr > optim.lr:
         yield ConfigError("optim.min_lr", f"{optim.min_lr} is above optim.lr={optim.lr}", "Write a smaller one")
     length = trainer.schedule_steps or trainer.steps
-    if optim.warmup_steps >= length:
+    if optim.warmup_steps is not None and optim.warmup_steps >= length:
         name = "trainer.steps" if trainer.schedule_steps is None else "trainer.schedule_steps"
         yield ConfigError(
             "optim.warmup_steps",

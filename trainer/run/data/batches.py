@@ -33,6 +33,8 @@ class BatchShape:
     data_size: int
     context_rank: int = 0
     context_size: int = 1
+    #: the schedule runs micro-batches in multiples of this
+    multiple: int = 1
 
     @property
     def global_batch(self) -> int:
@@ -58,7 +60,7 @@ class Batches:
         self._held_out: Sequence[Sample] = source.held_out() if eval_batches else ()
         whole = len(self._held_out) // (shape.micro_batch * shape.data_size)
         #: micro-batches per rank of one evaluation: fewer than asked for where the held-out part is smaller
-        self.eval_batches = min(eval_batches, max(whole, 1))
+        self.eval_batches = max(min(eval_batches, whole) // shape.multiple, 1) * shape.multiple
 
     def train(self, consumed: int) -> Iterator[Batch]:
         """This rank's micro-batches of the step that follows `consumed` samples.
@@ -95,7 +97,7 @@ class Batches:
                 raise ConfigError(
                     "data.path",
                     f"it holds token id {worst}, outside the vocabulary of {self._vocab_size}",
-                    "give the tokenizer that the files were made with, or a larger data.vocab_size",
+                    "Give the tokenizer that the files were made with, or a larger data.vocab_size",
                 )
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
         return Batch(*(self._place(tensor) for tensor in (tokens, labels, loss_mask, positions)))

@@ -71,7 +71,7 @@ def stdlib_files(limit_bytes: int = STDLIB_LIMIT_BYTES) -> TextFiles:
         names.append(name)
     if not names:
         raise ConfigError(
-            "data.source", f"this Python has no library sources in {root}", "use data=text data.path=<files>"
+            "data.source", f"this Python has no library sources in {root}", "Use data=text data.path=<files>"
         )
     return TextFiles(root, tuple(names))
 
@@ -89,7 +89,7 @@ def text_files(path: str | Sequence[str]) -> TextFiles:
         matches = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         found.update(Path(match).resolve() for match in matches if os.path.isfile(match))
     if not found:
-        raise ConfigError("data.path", f"no file matches {path!r}", "give an existing file or a glob")
+        raise ConfigError("data.path", f"no file matches {path!r}", "Give an existing file or a glob")
     root = Path(os.path.commonpath([file.parent for file in found]))
     return _in_mixed_order(root, [file.relative_to(root).as_posix() for file in found])
 
@@ -129,7 +129,7 @@ def draft_of(folder: Path) -> Path:
         draft.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(
-            "data.cache_dir", f"cannot write to {folder.parent} ({error})", "give a writable folder"
+            "data.cache_dir", f"cannot write to {folder.parent} ({error})", "Give a writable folder"
         ) from error
     return draft
 
@@ -152,7 +152,7 @@ def _write_indexed(files: TextFiles, tokenizer: Tokenizer, prefix: Path, longest
         try:
             tokens = tokenizer.encode(path.read_bytes())
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("data.path", f"cannot read {path} as text ({error})", "leave that file out") from error
+            raise ConfigError("data.path", f"cannot read {path} as text ({error})", "Leave that file out") from error
         if not tokens.size:
             continue
         if tokenizer.eod is not None:
@@ -161,5 +161,5 @@ def _write_indexed(files: TextFiles, tokenizer: Tokenizer, prefix: Path, longest
         builder.add_document(tokens, [longest_tokens] * full + [rest] * bool(rest))
         total_tokens += tokens.size
     if not total_tokens:
-        raise ConfigError("data.path", "all files are empty", "give files that hold text")
+        raise ConfigError("data.path", "all files are empty", "Give files that hold text")
     builder.finalize(f"{prefix}.idx")

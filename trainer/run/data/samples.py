@@ -168,7 +168,7 @@ class MegatronSamples:
             raise ConfigError(
                 "data.split",
                 f"{self._split!r} leaves no held-out sample of model.seq_length {self._seq_length}",
-                "give validation a larger share, or set trainer.eval_batches=0",
+                "Give validation a larger share, or set trainer.eval_batches=0",
             )
         return self._held_out
 
@@ -201,7 +201,7 @@ class MegatronSamples:
                 lengths = dataset.sequence_lengths.astype(np.int64)
             except Exception as error:  # whatever a file that is no index leads Megatron's reader into
                 raise ConfigError(
-                    "data.path", f"{prefix}.idx is no Megatron index ({error})", "build it with IndexedDatasetBuilder"
+                    "data.path", f"{prefix}.idx is no Megatron index ({error})", "Build it with IndexedDatasetBuilder"
                 ) from error
             asked_bytes = int(lengths.sum()) * np.dtype(dataset.index.dtype).itemsize
             held_bytes = Path(prefix + ".bin").stat().st_size
@@ -209,7 +209,7 @@ class MegatronSamples:
                 raise ConfigError(
                     "data.path",
                     f"{prefix}.bin holds {held_bytes} bytes, and its index asks for {asked_bytes}",
-                    "build the pair again",
+                    "Build the pair again",
                 )
             for share, bounds in enumerate(shares):
                 if bounds is None:
@@ -222,7 +222,7 @@ class MegatronSamples:
                         "data.path" if self._user_files else "model.seq_length",
                         f"the training share of {prefix} holds {tokens} tokens, and one sample needs "
                         f"model.seq_length + 1 = {self._seq_length + 1}",
-                        "give more text or a shorter model.seq_length",
+                        "Give more text or a shorter model.seq_length",
                     )
         return totals[0], totals[1]
 

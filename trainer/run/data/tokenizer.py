@@ -57,7 +57,7 @@ class FileTokenizer:
             self._tokenizer: Any = HuggingFaceTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(
-                "data.tokenizer", f"{str(path)!r} is no tokenizer file ({error})", "give a Hugging Face tokenizer.json"
+                "data.tokenizer", f"{str(path)!r} is no tokenizer file ({error})", "Give a Hugging Face tokenizer.json"
             ) from error
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         # ids may have gaps, so the largest counts, not how many there are
