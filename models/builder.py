@@ -18,7 +18,9 @@ from megatron.core.tensor_parallel.layers import set_defaults_if_not_set_tensor_
 from megatron.core.transformer import TransformerConfig
 
 from models import compat
-from models.config import Attention, Layout, ModelConfig, Position
+from models.config import Attention, Layout, LossHead, ModelConfig, Position
+from models.gpt import ChunkedHeadGPT
+from models.loss_head import resolve_loss_head
 from models.spec import block_spec
 
 #: fields that ask for modules or arithmetic that models/spec.py does not build
@@ -146,16 +148,31 @@ def _stock_layer_spec(model: ModelConfig) -> Any:
     return get_gpt_layer_local_spec(normalization=model.normalization.value)
 
 
+def _loss_head(model: ModelConfig, config: TransformerConfig, padded_vocab: int, stock: bool) -> LossHead:
+    if stock and model.loss_head is LossHead.auto:
+        return LossHead.full
+    return resolve_loss_head(
+        model,
+        model.seq_length // config.context_parallel_size,
+        padded_vocab,
+        config.params_dtype.itemsize,
+        config.tensor_model_parallel_size,
+    )
+
+
 def build_gpt(
     model: ModelConfig, config: TransformerConfig, *, vocab_size: int, stock_spec: bool = False
 ) -> list[torch.nn.Module]:
     """This pipeline stage's model chunks (one, or one per virtual stage) on the current device, not yet wrapped.
 
     vocab_size is the tokenizer's, unpadded. stock_spec: Megatron's stock layers, as its users have them (attention is
-    then Transformer Engine's, or unfused without it). Needs initialised parallel groups and a seeded RNG tracker.
+    then Transformer Engine's, or unfused without it), and model.loss_head=auto means full. Otherwise auto is resolved
+    for micro-batches of one sequence. Needs initialised parallel groups and a seeded RNG tracker.
     """
     compat.apply()
     attention = resolve_attention(model)
+    padded_vocab = model.padded_vocab_size(vocab_size, config.tensor_model_parallel_size)
+    gpt_model = ChunkedHeadGPT if _loss_head(model, config, padded_vocab, stock_spec) is LossHead.chunked else GPTModel
     virtual = config.virtual_pipeline_model_parallel_size
     chunks: list[torch.nn.Module] = []
     for stage in range(virtual or 1):
@@ -164,10 +181,10 @@ def build_gpt(
             spec = _stock_layer_spec(model)
         else:
             spec = block_spec(config, attention, transformer_engine=uses_transformer_engine(), vp_stage=vp_stage)
-        chunk = GPTModel(
+        chunk = gpt_model(
             config=config,
             transformer_layer_spec=spec,
-            vocab_size=model.padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
+            vocab_size=padded_vocab,
             max_sequence_length=model.seq_length,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),

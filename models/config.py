@@ -31,6 +31,14 @@ class Attention(Enum):
     te = "te"
 
 
+class LossHead(Enum):
+    """Output layer and cross entropy; models/loss_head.py has what each costs and what auto decides by."""
+
+    auto = "auto"
+    full = "full"
+    chunked = "chunked"
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and kind of a GPT. Names follow Megatron's TransformerConfig where it has one."""
@@ -65,6 +73,8 @@ class ModelConfig:
     hidden_dropout: float = 0.0
     init_method_std: float = 0.02
     attention: Attention = Attention.auto
+    #: output layer and loss: full keeps tokens x vocabulary for backward, chunked makes that again piece by piece
+    loss_head: LossHead = LossHead.auto
     #: further fields of Megatron's TransformerConfig, checked against it by name
     extras: Dict[str, Any] = field(default_factory=dict)
 

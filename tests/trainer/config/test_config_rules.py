@@ -141,7 +141,7 @@ BAD = [
     ("trainer.eval_every=5 trainer.eval_batches=0", "trainer.eval_every", "trainer.eval_batches=8"),
     ("optim.lr=0", "optim.lr", "above 0"),
     ("optim.beta2=1", "optim.beta2", "[0, 1)"),
-    ("optim.min_lr=1", "optim.min_lr", "above optim.lr=0.001"),
+    ("optim.min_lr=1", "optim.min_lr", "above optim.lr="),
     ("optim.warmup_steps=450", "optim.warmup_steps", "trainer.steps=450"),
     ("optim.warmup_steps=10 trainer.schedule_steps=10", "optim.warmup_steps", "trainer.schedule_steps=10"),
     ("plan.path=x.yaml", "plan.path", "Add plan=file"),
