@@ -105,11 +105,12 @@ class Stepper:
             for chunk in self._chunks:
                 chunk.eval()
             losses = self._run(self._batches.held_out, self._batches.eval_batches, forward_only=True)
-        self._clock.read()
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         if losses and parallel_state.get_tensor_model_parallel_rank() == 0:
             sums += torch.stack([torch.stack([total.double(), tokens.double()]) for total, tokens in losses]).sum(dim=0)
         total, tokens = self._sum_over_world(sums).tolist()
+        # An evaluation's times are nobody's, but its events can't be read before the wait that tolist() was.
+        self._clock.read()
         return float(total / tokens)
 
     @contextlib.contextmanager
