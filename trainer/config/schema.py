@@ -63,6 +63,8 @@ class DataConfig:
 class OptimizerName(Enum):
     adam = "adam"
     sgd = "sgd"
+    #: forward and backward alone, to measure them: gradients are dropped
+    none = "none"
 
 
 class DecayStyle(Enum):
@@ -197,5 +199,7 @@ class Config:
     validate_only: bool = False
     #: folder of an earlier run whose newest checkpoint to go on from
     resume: Optional[str] = None
+    #: folder of a sweep to report on once more; trains nothing
+    report: Optional[str] = None
     #: name of the team whose library was added by +team=
     team: Optional[str] = None

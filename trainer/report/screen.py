@@ -55,6 +55,8 @@ class Screen:
             f"({throughput.peak.source})"
         )
         self._console.print(plan_table(plan))
+        for note in (LEGEND, *plan.notes):
+            self._print(note)
         if info.first_step > 1:
             self._print(f"going on at step {info.first_step}")
         if (
@@ -208,7 +210,6 @@ def effects_table(rows: Sequence[EffectRow]) -> Table:
 def plan_table(plan: ShownPlan) -> Table:
     """What each layer does with each site."""
     table = _table("Plan")
-    table.caption = "\n".join((LEGEND, *plan.notes))
     for heading in plan.header:
         table.add_column(heading)
     for row in plan.rows:

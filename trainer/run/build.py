@@ -12,7 +12,7 @@ from megatron.core.transformer.module import Float16Module
 
 from models.builder import build_gpt, transformer_config
 from models.config import Layout
-from trainer.config.schema import Config, Engine
+from trainer.config.schema import Config, Engine, OptimizerName
 from trainer.plan import uses_bf16
 from trainer.run.clock import StepClock
 from trainer.run.data.batches import Batches
@@ -20,14 +20,16 @@ from trainer.run.distributed import World
 from trainer.run.memory import RunMemory, megatron_switches
 from trainer.run.optimizer import build_optimizer, build_scheduler
 from trainer.run.step import Stepper
+from trainer.run.update import DropGradients, MegatronUpdate, Update
 
 
 @dataclass(frozen=True)
 class Built:
     """Everything that training changes, and what changes it."""
 
-    #: wrapped by DistributedDataParallel
+    #: wrapped for training
     chunks: Sequence[torch.nn.Module]
+    #: None: optim=none
     optimizer: Any
     scheduler: Any
     stepper: Stepper
@@ -55,21 +57,25 @@ def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Bui
         switches=megatron_switches(config),
     )
     bare = build_gpt(config.model, megatron_config, vocab_size=vocab_size, stock_spec=stock)
-    chunks = [_wrap(chunk, megatron_config, config, bf16, first=not index) for index, chunk in enumerate(bare)]
-    optimizer = build_optimizer(config, chunks, bf16)
-    scheduler = build_scheduler(config, optimizer, batches.shape.global_batch)
     clock = StepClock(here.device)
     megatron_config.timers = clock
-    megatron_config.finalize_model_grads_func = finalize_model_grads
-    megatron_config.grad_scale_func = optimizer.scale_loss
+    chunks = [Float16Module(megatron_config, chunk) if bf16 else chunk for chunk in bare]
+    optimizer = scheduler = None
+    update: Update = DropGradients(chunks)
+    if config.optim.name is not OptimizerName.none:
+        chunks = [_reduced(chunk, megatron_config, config, first=not index) for index, chunk in enumerate(chunks)]
+        optimizer = build_optimizer(config, chunks, bf16)
+        scheduler = build_scheduler(config, optimizer, batches.shape.global_batch)
+        update = MegatronUpdate(chunks, optimizer, scheduler, batches.shape.global_batch)
+        megatron_config.finalize_model_grads_func = finalize_model_grads
+        megatron_config.grad_scale_func = optimizer.scale_loss
     if parallel.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in chunks]
         megatron_config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
     memory = RunMemory(config, bare)
     stepper = Stepper(
         chunks=chunks,
-        optimizer=optimizer,
-        scheduler=scheduler,
+        update=update,
         clock=clock,
         batches=batches,
         seq_length=config.model.seq_length,
@@ -80,7 +86,8 @@ def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Bui
     return Built(chunks, optimizer, scheduler, stepper, memory)
 
 
-def _wrap(chunk: torch.nn.Module, megatron_config: Any, config: Config, bf16: bool, first: bool) -> Any:
+def _reduced(chunk: torch.nn.Module, megatron_config: Any, config: Config, first: bool) -> Any:
+    """With its gradients in buffers that data-parallel ranks reduce."""
     parallel = config.parallel
     return DistributedDataParallel(
         config=megatron_config,
@@ -90,7 +97,7 @@ def _wrap(chunk: torch.nn.Module, megatron_config: Any, config: Config, bf16: bo
             overlap_param_gather=parallel.overlap_param_gather,
             use_distributed_optimizer=parallel.distributed_optimizer,
         ),
-        module=Float16Module(megatron_config, chunk) if bf16 else chunk,
+        module=chunk,
         # Megatron buckets the first chunk alone: the others' gradients are ready while backward still runs
         disable_bucketing=not first,
     )

@@ -66,10 +66,13 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def refuse_if_different(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise ConfigError naming each key in which a checkpoint's run and this one differ."""
-    different = [key for key in sorted({*saved, *current}) if saved.get(key) != current.get(key)]
+    """Raise ConfigError naming each key in which a checkpoint's run and this one differ.
+
+    A key that only one of them knows is of another version of this program and says nothing.
+    """
+    different = [key for key in sorted(saved.keys() & current.keys()) if saved[key] != current[key]]
     if different:
-        told = ", ".join(f"{key} was {saved.get(key)!r} and is {current.get(key)!r}" for key in different)
+        told = ", ".join(f"{key} was {saved[key]!r} and is {current[key]!r}" for key in different)
         raise ConfigError("resume", f"the checkpoint is of another run: {told}", "Set these as they were")
 
 

@@ -49,6 +49,8 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
         tokens_per_step = batches.shape.global_batch * config.model.seq_length
 
         def save(step: int, consumed: int, losses: list[float]) -> None:
+            if built.optimizer is None:  # optim=none: the weights are those of the first step
+                return
             progress = checkpoint.Progress(step, consumed, built.scheduler.num_steps, losses, identity)
             sharded = state.sharded_state(built.chunks, built.optimizer, loading=False)
             checkpoint.save(folder, progress, resolved_yaml, sharded, config.trainer.checkpoint_keep)

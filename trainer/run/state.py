@@ -21,7 +21,9 @@ from trainer.plan import uses_bf16
 from trainer.run.optimizer import settings_of
 
 #: of the model group: what a trained model's weights do not depend on
-_FREE_MODEL_KEYS = frozenset({"name", "attention", "attention_dropout", "hidden_dropout", "init_method_std"})
+_FREE_MODEL_KEYS = frozenset(
+    {"name", "attention", "loss_head", "attention_dropout", "hidden_dropout", "init_method_std"}
+)
 
 
 def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_pass: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trainer.report.observer import StepMemory
 from trainer.run.clock import OPTIMIZER, StepClock, StepTimes
 from trainer.run.data.batches import Batch, Batches
 from trainer.run.memory import RunMemory
+from trainer.run.update import Update
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Stepper:
     """Runs the steps of one built model.
 
     Args:
-        chunks: this stage's model chunks, wrapped by Megatron's DistributedDataParallel.
+        chunks: this stage's model chunks, wrapped for training.
         seq_length: tokens of a sequence, before context parallelism shares it out.
         gathers_late: parameters are gathered during the next forward (parallel.overlap_param_gather).
     """
@@ -50,8 +51,7 @@ class Stepper:
         self,
         *,
         chunks: Sequence[torch.nn.Module],
-        optimizer: Any,
-        scheduler: Any,
+        update: Update,
         clock: StepClock,
         batches: Batches,
         seq_length: int,
@@ -60,8 +60,7 @@ class Stepper:
         device: torch.device,
     ) -> None:
         self._chunks: list[Any] = list(chunks)
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._update = update
         self._clock = clock
         self._batches = batches
         self._seq_length = seq_length
@@ -78,20 +77,17 @@ class Stepper:
         self._memory.begin_step()
         for chunk in self._chunks:
             chunk.train()
-            chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        self._update.clear()
         losses = self._run(lambda: self._batches.train(consumed), self._batches.shape.micro_batches, forward_only=False)
-        lr = canonical_lr(self._optimizer)
+        lr = self._update.lr
         timer = self._clock(OPTIMIZER)
         timer.start()
-        updated, grad_norm, _ = self._optimizer.step()
+        grad_norm = self._update.step()
         timer.stop()
-        if updated:
-            self._scheduler.step(increment=self._batches.shape.global_batch)
         loss, stop = self._agree(losses, stop_requested())
         return StepOutcome(
             loss=loss,
-            grad_norm=None if grad_norm is None else float(grad_norm),
+            grad_norm=grad_norm,
             lr=lr,
             step_s=time.perf_counter() - began,
             times=self._clock.read(),
@@ -170,12 +166,6 @@ class Stepper:
             peak_allocated_bytes=torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None,
             rss_bytes=psutil.Process().memory_info().rss,
         )
-
-
-def canonical_lr(optimizer: Any) -> float:
-    """The learning rate of the parameters that follow the configuration."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    return float(max(rates))
 
 
 def _forward_step(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
