@@ -89,7 +89,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _ours_to_choose(model: ModelConfig) -> dict[str, Any]:
+def _ours_to_choose(model: ModelConfig, layout: Layout) -> dict[str, Any]:
     """Fields that `model.extras` may override."""
     transformer_engine = uses_transformer_engine()
     return {
@@ -102,7 +102,8 @@ def _ours_to_choose(model: ModelConfig) -> dict[str, Any]:
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,
         "gradient_accumulation_fusion": False,
-        "deallocate_pipeline_outputs": True,
+        # gloo may still be sending an output when overlapped sends return: freed, it arrives as rubbish
+        "deallocate_pipeline_outputs": torch.cuda.is_available() or not layout.overlap_p2p_comm,
     }
 
 
@@ -139,7 +140,7 @@ def transformer_config(
             raise ValueError(f"model.extras.{name}: set by a key of its own; use that one")
         if name in _NOT_BUILT:
             raise ValueError(f"model.extras.{name}: models have dense attention and MLP layers only")
-    return compat.transformer_config({**_ours_to_choose(model), **model.extras, **fixed})
+    return compat.transformer_config({**_ours_to_choose(model, layout), **model.extras, **fixed})
 
 
 def _stock_layer_spec(model: ModelConfig) -> Any:

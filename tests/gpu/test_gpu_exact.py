@@ -60,7 +60,7 @@ def test_every_pair(recompute: str, offload: str) -> None:
 @pytest.mark.parametrize("site", SITES)
 def test_each_site(site: str, action: str) -> None:
     if action == "recompute" and not SITES[site].recompute:
-        pytest.skip("not recomputable by itself")
+        pytest.skip(f"{site} is not recomputable by itself")
     layer = LayerPlan(**{action: frozenset({site})})
     run = run_plan(Plan(layers=(layer,) * MODEL.num_layers))
     assert_exact(run, kept())

@@ -57,7 +57,7 @@ def shape_of(model: ModelConfig) -> LayerShape:
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def parallel_groups() -> Iterator[None]:
     cpu.install()
     from megatron.core import parallel_state
