@@ -1,4 +1,4 @@
-"""Draw docs/results/pairs-cpu.json as pairs-cpu.png. Needs matplotlib: pip install -e '.[docs]'."""
+"""Draw docs/results/pairs-cpu.json as pairs-cpu.png."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def test_there_are_commands_to_check() -> None:
     assert {"configuration.md"} <= set(names)
 
 
-@pytest.mark.parametrize(("page", "arguments"), commands(), ids=lambda value: " ".join(value))
+@pytest.mark.parametrize(
+    ("page", "arguments"), commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
 def test_command_composes(page: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()

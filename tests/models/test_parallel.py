@@ -1,4 +1,4 @@
-"""Two ranks over gloo: sequence parallelism, which Megatron's local norms refuse, and interleaved pipelines."""
+"""Two ranks over gloo: sequence parallelism, which Megatron's local norms refuse, pipelines, the chunked loss head."""
 
 from __future__ import annotations
 
@@ -70,3 +70,21 @@ def test_each_stage_builds_its_own_chunks(ranks: list[Any]) -> None:
 def test_the_last_stage_starts_from_the_first_ones_embedding(ranks: list[Any]) -> None:
     first, last = ranks[0]["chunks"][0], ranks[1]["chunks"][1]
     assert first["tied"] == last["tied"] != 0
+
+
+@pytest.mark.parametrize("layout", ["tensor", "tensor_tied", "sequence"])
+def test_the_chunked_head_over_a_split_vocabulary_is_the_full_one(ranks: list[Any], layout: str) -> None:
+    for rank in ranks:
+        found = rank[f"head_{layout}"]
+        assert found["head"] == "ChunkedOutputLayer"
+        assert found["losses"] < 1e-6 and found["gradients"] < 1e-6
+        assert ("output_layer.weight" in found["names"]) is (layout != "tensor_tied")
+
+
+@pytest.mark.parametrize("layout", ["pipeline", "pipeline_tied"])
+def test_only_the_last_stage_has_the_chunked_head(ranks: list[Any], layout: str) -> None:
+    first, last = (rank[f"head_{layout}"] for rank in ranks)
+    assert (first["head"], last["head"]) == (None, "ChunkedOutputLayer")
+    assert first["losses"] == first["gradients"] == 0.0
+    assert last["losses"] < 1e-6 and last["gradients"] < 1e-6
+    assert "output_layer.weight" in last["names"] and "output_layer.weight" not in first["names"]
