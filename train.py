@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,12 +33,14 @@ import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from trainer.config.arguments import Purpose, parse_arguments  # noqa: E402
-from trainer.config.compose import compose_command, prepare  # noqa: E402
+from trainer.config.arguments import Command, Purpose, parse_arguments  # noqa: E402
+from trainer.config.compose import Composition, compose_command, prepare  # noqa: E402
 from trainer.config.errors import ConfigError, ConfigErrors, RunFailed, print_errors, raise_if_any  # noqa: E402
-from trainer.config.machine import hydra_overrides_of_rank, this_machine  # noqa: E402
+from trainer.config.machine import Machine, hydra_overrides_of_rank, this_machine  # noqa: E402
+from trainer.config.overrides import quoted  # noqa: E402
 from trainer.config.preview import print_preview, resolved_yaml  # noqa: E402
-from trainer.config.rules import launch_problems, validate  # noqa: E402
+from trainer.config.rules import launch_problems, machine_of_jobs, validate  # noqa: E402
+from trainer.config.schema import Config  # noqa: E402
 from trainer.config.strict import to_config  # noqa: E402
 
 
@@ -56,29 +60,70 @@ def _run(composed: DictConfig) -> float | None:
     return result.val_loss
 
 
+def _hydra(arguments: list[str]) -> None:
+    sys.argv[1:] = arguments
+    _run()
+
+
+def _sweep(arguments: list[str], folder: str, config: Config) -> int:
+    """Run the jobs and report on them, also when they were stopped. Each that failed is named by the report."""
+    from trainer.report.sweep_report import report_sweep
+
+    try:
+        with suppress(RunFailed):
+            _hydra([*arguments, f"hydra.sweep.dir={quoted(folder)}"])
+    finally:
+        failed = report_sweep(Path(folder), config)
+    return 1 if failed else 0
+
+
+def _train(command: Command, composition: Composition, machine: Machine) -> int:
+    config, sweep = composition.jobs[0].config, composition.sweep
+    if not sweep or sweep.check_first:
+        _check(composition, machine)
+    if any(job.config.validate_only for job in composition.jobs):
+        print_preview(composition.jobs, machine)
+        return 0
+    if config.report is not None:
+        from trainer.report.sweep_report import report_sweep
+
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        report_sweep(Path(config.report), config)
+        return 0
+    raise_if_any(launch_problems(composition, machine))
+    arguments = command.hydra_argv(hydra_overrides_of_rank(machine))
+    if sweep:
+        return _sweep(arguments, sweep.folder, config)
+    _hydra(arguments)
+    return 0
+
+
+def _check(composition: Composition, machine: Machine) -> None:
+    machine = machine_of_jobs(composition, machine)
+    raise_if_any(problem for job in composition.jobs for problem in validate(job.config, machine))
+
+
 def main(arguments: list[str]) -> int:
-    """Check everything, then run. Returns the exit code: 0 done, 1 the run failed, 2 bad input."""
+    """Check everything, then run. Returns the exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach the handlers below instead of Hydra's
     try:
         command, machine = parse_arguments(arguments), this_machine()
         prepare(command)
         if command.purpose is not Purpose.hydra:
             composition = compose_command(command)
-            if command.purpose is not Purpose.inform:
-                raise_if_any(problem for job in composition.jobs for problem in validate(job.config, machine))
             if command.purpose is Purpose.train:
-                if any(job.config.validate_only for job in composition.jobs):
-                    print_preview(composition.jobs, machine)
-                    return 0
-                raise_if_any(launch_problems(composition, machine))
-        sys.argv[1:] = command.hydra_argv(hydra_overrides_of_rank(machine))
-        _run()
+                return _train(command, composition, machine)
+            if command.purpose is Purpose.show:
+                _check(composition, machine)
+        _hydra(command.hydra_argv())
     except (ConfigError, ConfigErrors) as error:
         print_errors(error)
         return 2
     except RunFailed as error:
         print_errors(error)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

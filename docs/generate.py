@@ -43,6 +43,7 @@ from trainer.config.suggest import unwrapped  # noqa: E402
 CONF = ROOT / "conf"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PAIRS = ROOT / "docs" / "results" / "pairs-cpu.json"
+PAIRS_H200 = ROOT / "docs" / "results" / "pairs-h200.json"
 SOURCES = (
     ROOT / "trainer" / "config" / "schema.py",
     ROOT / "memory" / "options.py",
@@ -261,6 +262,24 @@ def absent_part() -> str:
 # --- results
 
 
+def pairs_h200_part() -> str:
+    rows = json.loads(PAIRS_H200.read_text())["rows"]
+    return table(
+        ("recompute", "offload", "peak allocated GiB", "offloaded GiB a step", "step ms", "same losses to the bit"),
+        [
+            (
+                code(row["recompute"]),
+                code(row["offload"]),
+                f"{row['peak_allocated_bytes'] / 2**30:.1f}",
+                f"{row['offloaded_bytes'] / 2**30:.1f}",
+                f"{row['step_s'] * 1e3:.0f}",
+                "yes" if row["losses_equal"] else "NO",
+            )
+            for row in rows
+        ],
+    )
+
+
 def pairs_part() -> str:
     measured = json.loads(PAIRS.read_text())
     base = measured["pairs"][0]["peak_saved_bytes"]
@@ -289,6 +308,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "offload-modules": lambda: _modules_part(OFFLOAD_MODULES),
     "absent-modules": absent_part,
     "pairs": pairs_part,
+    "pairs_h200": pairs_h200_part,
 }
 
 

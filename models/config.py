@@ -74,7 +74,7 @@ class ModelConfig:
     init_method_std: float = 0.02
     attention: Attention = Attention.auto
     #: output layer and loss: full keeps tokens x vocabulary for backward, chunked makes that again piece by piece
-    loss_head: LossHead = LossHead.auto
+    loss_head: LossHead = LossHead.full
     #: further fields of Megatron's TransformerConfig, checked against it by name
     extras: Dict[str, Any] = field(default_factory=dict)
 

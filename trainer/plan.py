@@ -17,6 +17,7 @@ from memory.table import plan_table
 from models.config import Attention
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config, Engine, PlanSource, Precision
+from trainer.config.search_path import CONF
 
 #: what fine-grained offload can name on Megatron's dense layers
 _NATIVE_OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
@@ -69,7 +70,7 @@ def read_plan(config: Config) -> Plan:
     """The plan of plan.path. Raises ConfigError when it is not there, not a plan, or of another model."""
     if config.plan.path is None:
         raise ConfigError("plan.path", "plan=file needs one", "Add plan.path=FILE, a plan.yaml as each run writes it")
-    path = Path(config.plan.path)
+    path = _plan_file(config.plan.path)
     if not path.is_file():
         raise ConfigError("plan.path", f"there is no file {path}", "Give a file as each run writes it to plan.yaml")
     try:
@@ -95,6 +96,12 @@ def read_plan(config: Config) -> Plan:
                 f"End that span at layer {torn[0] - 1}",
             )
     return plan
+
+
+def _plan_file(name: str) -> Path:
+    """A file of the user's, or else one of ours."""
+    path, ours = Path(name), CONF / "plans" / name
+    return ours if ours.is_file() and not path.is_file() else path
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,6 @@ def test_a_run_that_diverges_exits_1_without_a_traceback(cli: Cli, tmp_path: Pat
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_failing_job_does_not_stop_the_sweep(cli: Cli, tmp_path: Path) -> None:
-    done = cli("-m", *SMOKE, "hydra.sweep.dir=sweep", "optim=sgd", "optim.clip_grad=0", "optim.lr=1e30,0.1")
-    assert done.returncode == 1
-    assert [status(tmp_path / "sweep" / job) for job in "01"] == ["diverged", "completed"]
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 def test_processes_of_torchrun_share_one_folder(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

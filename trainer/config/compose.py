@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import yaml
@@ -23,8 +24,9 @@ from trainer.config.arguments import Command
 from trainer.config.errors import ConfigError, ConfigErrors, raise_if_any
 from trainer.config.overrides import override_problems, parse_overrides, sweep_problems
 from trainer.config.root import register_schema
+from trainer.config.rows import named_rows
 from trainer.config.schema import Config
-from trainer.config.search_path import CONF, shadowed_problems, use_directories
+from trainer.config.search_path import CONF, shadowed_problems, use_directories, use_plugins
 from trainer.config.strict import to_config
 from trainer.config.translate import broken_yaml, translated
 
@@ -43,9 +45,21 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """How a sweep is run."""
+
+    folder: str
+    #: that the launcher starts for each job
+    processes: int
+    #: whether one job that can't run stops them all
+    check_first: bool
+
+
+@dataclass(frozen=True)
 class Composition:
-    multirun: bool
     jobs: tuple[Job, ...]
+    #: None: the command is for one run
+    sweep: Sweep | None
 
 
 def prepare(command: Command) -> None:
@@ -54,6 +68,7 @@ def prepare(command: Command) -> None:
     Raises ConfigErrors when a folder's file has the name of one in sight already: it would never be read.
     """
     raise_if_any(shadowed_problems([str(CONF), *command.config_dirs]))
+    use_plugins()
     register_schema()
     use_directories(command.config_dirs)
 
@@ -81,11 +96,13 @@ def _compose(command: Command) -> Composition:
     multirun = command.multirun or base.hydra.mode == RunMode.MULTIRUN
     if not multirun:
         raise_if_any(sweep_problems(swept))
-        return Composition(False, (_job((), base),))
+        return Composition((_job((), base),), None)
     expanded = list(itertools.islice(_expand(base, parsed, loader), MOST_JOBS))
     seen = {text for job in expanded for text in job}
     raise_if_any(_problems_of(seen, groups))
-    return Composition(True, tuple(_job(job, _compose_one(command.config_name, job)) for job in expanded))
+    launcher = base.hydra.launcher
+    sweep = Sweep(str(base.hydra.sweep.dir), launcher.get("nproc_per_node", 1), launcher.get("check_first", True))
+    return Composition(tuple(_job(job, _compose_one(command.config_name, job)) for job in expanded), sweep)
 
 
 class _Groups:
@@ -94,6 +111,8 @@ class _Groups:
     def __init__(self, loader: ConfigLoader, searchpath: Sequence[str]) -> None:
         self._loader = loader
         self._overrides = [f"hydra.searchpath=[{','.join(searchpath)}]"] if searchpath else []
+        # Hydra copies all it has read for each question
+        self._found = cache(self._find)
 
     def list_groups(self, parent_name: str) -> list[str]:
         return self._found(parent_name, ObjectType.GROUP)
@@ -101,7 +120,7 @@ class _Groups:
     def get_group_options(self, group_name: str) -> list[str]:
         return self._found(group_name, ObjectType.CONFIG)
 
-    def _found(self, group: str, kind: ObjectType) -> list[str]:
+    def _find(self, group: str, kind: ObjectType) -> list[str]:
         return sorted(self._loader.get_group_options(group, kind, config_name=None, overrides=self._overrides))
 
 
@@ -121,7 +140,7 @@ def _problems_of(texts: set[str], groups: _Groups) -> Iterator[ConfigError]:
 
 
 def _expand(base: DictConfig, overrides: Sequence[Override], loader: Any) -> Iterator[tuple[str, ...]]:
-    """The overrides of each job, in the order of Hydra's basic sweeper; values drawn by other sweepers are left out."""
+    """The overrides of each job, in the order of our sweeper; values drawn by other sweepers are left out."""
     params = base.hydra.sweeper.get("params") or {}
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *_texts(overrides)])
@@ -132,7 +151,8 @@ def _expand(base: DictConfig, overrides: Sequence[Override], loader: Any) -> Ite
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         elif not override.is_sweep_override():
             choices[key] = [f"{key}={override.get_value_element_as_str()}"]
-    return itertools.product(*choices.values())
+    rows = named_rows(base.hydra.sweeper.rows, base.hydra.sweeper.only) if "rows" in base.hydra.sweeper else [[]]
+    return ((*job, *row) for job in itertools.product(*choices.values()) for row in rows)
 
 
 def _job(overrides: Sequence[str], composed: DictConfig) -> Job:

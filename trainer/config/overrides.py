@@ -40,6 +40,11 @@ class Groups(Protocol):
     def get_group_options(self, group_name: str) -> list[str]: ...
 
 
+def quoted(text: object) -> str:
+    """A text as a value that Hydra reads as this text, whatever signs it has."""
+    return "'" + str(text).replace("'", "\\'") + "'"
+
+
 def parse_overrides(texts: Sequence[str]) -> tuple[list[Override], list[ConfigError]]:
     """Parse each override; what can't be parsed becomes a problem."""
     parser, parsed, problems = OverridesParser.create(), [], []
@@ -122,13 +127,14 @@ def _hydra_problem(key: str) -> Iterator[ConfigError]:
 
 
 def _is_group(key: str, groups: Groups) -> bool:
+    """A folder without options, as conf/plans, is none."""
     key = key.split("@")[0]
     parent, _, name = key.rpartition("/")
-    return name in groups.list_groups(parent)
+    return name in groups.list_groups(parent) and bool(groups.get_group_options(key))
 
 
 def _all_groups(groups: Groups) -> list[str]:
-    return [name for name in groups.list_groups("") if name != "hydra"]
+    return [name for name in groups.list_groups("") if groups.get_group_options(name)]
 
 
 def _unknown_group(key: str, groups: Groups) -> ConfigError:

@@ -33,7 +33,7 @@ class PlanSource(Enum):
 class PlanConfig:
     #: options: made from the recompute and offload groups; file: read from path
     source: PlanSource = PlanSource.options
-    #: YAML of the layout that each run writes as plan.yaml
+    #: YAML of the layout that each run writes as plan.yaml; the name of a file in conf/plans will do
     path: Optional[str] = None
 
 

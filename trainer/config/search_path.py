@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +14,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from trainer.config.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+#: who gave the folders of --config-dir, in Hydra's list of sources
+TEAM_PROVIDER = "command-line"
+#: Hydra takes launchers and sweepers from packages called hydra_plugins only
+_PLUGINS = str(Path(__file__).resolve().parent / "plugins")
 
 _directories: tuple[str, ...] = ()
 
@@ -24,7 +30,18 @@ class TeamDirectories(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for directory in _directories:
-            search_path.append(provider="command-line", path=f"file://{directory}")
+            search_path.append(provider=TEAM_PROVIDER, path=f"file://{directory}")
+
+
+def use_plugins() -> None:
+    """Let Hydra find our launcher and sweeper, here and in workers that other launchers start.
+
+    To be called before anything else asks Hydra for plugins: it looks for them once.
+    """
+    if _PLUGINS not in sys.path:
+        sys.path.append(_PLUGINS)
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{inherited}{os.pathsep}{_PLUGINS}" if inherited else _PLUGINS
 
 
 def use_directories(directories: Sequence[str]) -> None:

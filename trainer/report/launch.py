@@ -22,7 +22,7 @@ class Launch:
     @staticmethod
     def current() -> Launch:
         from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
+        from omegaconf import OmegaConf
 
         if not HydraConfig.initialized():
             return Launch()
@@ -32,7 +32,8 @@ class Launch:
             for group, option in hydra.runtime.choices.items()
             if not group.startswith("hydra/") and option not in (None, "none")
         }
-        swept = hydra.mode is RunMode.MULTIRUN
+        # our launcher's jobs are single runs that are told their number
+        swept = not OmegaConf.is_missing(hydra.job, "num")
         return Launch(
             choices=choices,
             overrides=tuple(hydra.overrides.task),

@@ -36,6 +36,18 @@ def write_result(folder: Path, summary: Summary) -> None:
     write_atomically(folder / RESULT, text + "\n")
 
 
+def read_result(folder: Path) -> dict[str, Any]:
+    """The content of result.json; empty if there is none."""
+    path = folder / RESULT
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def write_failure(folder: Path, message: str) -> None:
+    """Say of a run that failed without being able to say so itself: what it has written so far stays."""
+    failed = {"status": "failed", "message": message}
+    write_atomically(folder / RESULT, json.dumps(read_result(folder) | failed, indent=1) + "\n")
+
+
 class MetricsFile:
     """metrics.jsonl, one JSON object a line, each on disk when `append` returns.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,14 @@ _NAMES = {
 class WandbLogger:
     """One wandb run. After its first failure it says so once and does nothing more."""
 
-    def __init__(self, config: Config, output_dir: Path, run_config: Mapping[str, Any], launch: Launch) -> None:
+    def __init__(
+        self,
+        config: Config,
+        output_dir: Path,
+        run_config: Mapping[str, Any],
+        launch: Launch,
+        job_type: Literal["train", "sweep"] = "train",
+    ) -> None:
         """`run_config` is what the run's page shows as its configuration: plain nested data."""
         self._run: Any = None
         settings = config.logger
@@ -67,7 +74,7 @@ class WandbLogger:
             log.warning("wandb: no credentials found, logging offline")
         for attempt in _ATTEMPTS[mode]:
             try:
-                self._run = _start(attempt, config, output_dir, run_config, launch)
+                self._run = _start(attempt, config, output_dir, run_config, launch, job_type)
             except Exception as error:  # whatever goes wrong in wandb, training goes on
                 log.warning("wandb: %s did not start: %s", attempt, _one_line(error))
                 _end_service()
@@ -78,6 +85,15 @@ class WandbLogger:
         """`row` as in metrics.jsonl, with its "step"; what is None is left out."""
         values = {_NAMES[key]: value for key, value in row.items() if key in _NAMES and value is not None}
         self._guarded(lambda run: run.log({STEP: row["step"], **values}))
+
+    def show_sweep(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], pictures: Sequence[Path]) -> None:
+        def put(run: Any) -> None:
+            import wandb
+
+            shown: dict[str, Any] = {"sweep/jobs": wandb.Table(columns=list(columns), data=[list(row) for row in rows])}
+            run.log(shown | {f"sweep/{picture.stem}": wandb.Image(str(picture)) for picture in pictures})
+
+        self._guarded(put)
 
     def finish(self, final: Mapping[str, Any], succeeded: bool) -> None:
         """Puts `final` into the run's summary and ends it; the server gets FINISH_TIMEOUT_S to take the rest."""
@@ -118,7 +134,9 @@ def run_tags(config: Config, launch: Launch) -> list[str]:
     return [tag[:_MAX_TAG_LENGTH] for tag in dict.fromkeys([*chosen, *config.logger.tags])]
 
 
-def _start(mode: _Mode, config: Config, output_dir: Path, run_config: Mapping[str, Any], launch: Launch) -> Any:
+def _start(
+    mode: _Mode, config: Config, output_dir: Path, run_config: Mapping[str, Any], launch: Launch, job_type: str
+) -> Any:
     # wandb's telemetry about itself holds up the end of the process half a minute when the server is silent
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
@@ -140,8 +158,8 @@ def _start(mode: _Mode, config: Config, output_dir: Path, run_config: Mapping[st
         project=config.logger.project,
         entity=config.logger.entity,
         group=run_group(config, launch),
-        job_type="train",
-        name=run_name(config, launch),
+        job_type=job_type,
+        name=run_name(config, launch) if job_type == "train" else f"sweep {launch.sweep}",
         tags=run_tags(config, launch),
         notes=" ".join(launch.overrides) or None,
         config=dict(run_config),

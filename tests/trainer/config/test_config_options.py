@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from trainer.config.arguments import parse_arguments
 from trainer.config.compose import Composition, compose_command
+from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
 from trainer.config.rules import validate
+from trainer.plan import read_plan
 
 CONF = Path(__file__).parents[3] / "conf"
 OPTIONS = sorted(
@@ -41,11 +44,12 @@ def companions(group: str, option: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_option_composes_and_validates(group: str, option: str, tmp_path: Path, cpu: Machine) -> None:
+def test_option_composes_and_validates(group: str, option: str, tmp_path: Path, cpu: Machine, gpu: Machine) -> None:
     sign = "+" if group == "team" else ""
     composition = compose(f"{sign}{group}={option}", *companions(group, option, tmp_path))
     assert composition.jobs
-    assert [problem for job in composition.jobs for problem in validate(job.config, cpu)] == []
+    machine = cpu if composition.sweep is None or composition.sweep.check_first else gpu
+    assert [problem for job in composition.jobs for problem in validate(job.config, machine)] == []
 
 
 def test_every_group_of_the_design_is_there() -> None:
@@ -92,10 +96,47 @@ def test_each_file_says_in_its_first_lines_what_it_is(group: str, option: str) -
 
 def test_pairs_is_a_sweep_of_nine() -> None:
     composition = compose("experiment=pairs", "trainer.steps=3")
-    assert composition.multirun
+    assert composition.sweep is not None
     seen = {(job.config.recompute.granularity.name, job.config.offload.kind.name) for job in composition.jobs}
     assert len(composition.jobs) == len(seen) == 9
     assert {job.config.trainer.steps for job in composition.jobs} == {3}
+
+
+@cache
+def frontier(setting: str) -> Composition:
+    return compose(f"experiment=frontier_{setting}")
+
+
+@pytest.mark.parametrize("setting", "abc")
+def test_frontier_measures_keeping_everything_first_and_last(setting: str) -> None:
+    jobs = frontier(setting).jobs
+    names = [job.config.logger.name for job in jobs]
+    assert (names[0], names[-1]) == ("keep", "keep_last")
+    assert len(set(names)) == len(names) > 10
+    for job in jobs:
+        engine = job.config.engine.name.name
+        assert engine == ("megatron" if str(job.config.logger.name).startswith("native_") else "stash")
+
+
+def test_rows_may_be_chosen_and_multiply_with_values() -> None:
+    only = "hydra.sweeper.only=[ours_act,keep]"
+    jobs = compose("experiment=frontier_a", only, "trainer.seed=1,2").jobs
+    seen = [(job.config.logger.name, job.config.trainer.seed) for job in jobs]
+    assert seen == [("keep", 1), ("ours_act", 1), ("keep", 2), ("ours_act", 2)]
+
+
+def test_an_unknown_row_is_told_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"there is no row ours_akt\. Did you mean ours_act\?"):
+        compose("experiment=frontier_a", "hydra.sweeper.only=[ours_akt]")
+
+
+def test_every_plan_that_comes_along_is_used_and_fits() -> None:
+    jobs = [job for setting in "abc" for job in frontier(setting).jobs]
+    used = {job.config.plan.path for job in jobs} - {None}
+    assert used == {path.name for path in (CONF / "plans").iterdir()}
+    for job in jobs:
+        if job.config.plan.path is not None:
+            read_plan(job.config)
 
 
 def test_list_sweeps_count_lists_not_their_members() -> None:

@@ -33,14 +33,22 @@ def test_the_user_has_the_last_word() -> None:
     assert run_group(config, SWEEP) == "ours"
 
 
-@pytest.mark.parametrize(("mode", "sweep", "number"), [("RUN", None, None), ("MULTIRUN", "night", 7)])
-def test_reads_what_hydra_knows(tmp_path: Path, mode: str, sweep: str | None, number: int | None) -> None:
+@pytest.mark.parametrize(
+    ("job", "sweep", "number"),
+    [
+        (["hydra.mode=RUN"], None, None),
+        (["hydra.mode=MULTIRUN", "hydra.job.num=7"], "night", 7),
+        # a job of our launcher, which starts it as a run of its own
+        (["hydra.mode=RUN", "hydra.job.num=7"], "night", 7),
+    ],
+)
+def test_reads_what_hydra_knows(tmp_path: Path, job: list[str], sweep: str | None, number: int | None) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tiny.yaml").write_text("layers: 2\n")
     (tmp_path / "team").mkdir()
     (tmp_path / "team" / "none.yaml").write_text("{}\n")
     (tmp_path / "config.yaml").write_text("defaults: [{model: tiny}, {team: none}, _self_]\nsteps: 1\n")
-    hydra_overrides = [f"hydra.mode={mode}", "hydra.sweep.dir=multirun/night", "hydra.job.num=7", "hydra.job.id=x"]
+    hydra_overrides = ["hydra.sweep.dir=multirun/night", "hydra.job.id=x", *job]
     try:
         with initialize_config_dir(str(tmp_path), version_base="1.3"):
             composed = compose("config", ["steps=3", *hydra_overrides], return_hydra_config=True)

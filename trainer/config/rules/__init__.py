@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
 from trainer.config.rules import data, megatron, model, offload, parallel, recompute, run
-from trainer.config.rules.launch import launch_problems
+from trainer.config.rules.launch import launch_problems, machine_of_jobs
 from trainer.config.schema import Config
 
-__all__ = ["Rule", "launch_problems", "validate"]
+__all__ = ["Rule", "launch_problems", "machine_of_jobs", "validate"]
 
 Rule = Callable[[Config, Machine], Iterator[ConfigError]]
 

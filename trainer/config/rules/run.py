@@ -9,10 +9,11 @@ from pathlib import Path
 from memory.options import Granularity, OffloadKind
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
-from trainer.config.rules.common import at_least, divides, positive, share
+from trainer.config.rules.common import at_least, divides, positive, share, unused
 from trainer.config.rules.parallel import data_parallel_size
-from trainer.config.schema import Config, PlanSource
+from trainer.config.schema import Config, OptimizerName, PlanSource
 from trainer.plan import read_plan
+from trainer.report.sweep import job_folders
 
 
 def size_problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
@@ -50,6 +51,9 @@ def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
     yield from _schedule(config)
     yield from _plan(config)
     yield from _resume(config)
+    yield from _report(config)
+    if config.optim.name is OptimizerName.none:
+        yield from _no_optimizer(config)
     if config.hardware.match is not None:
         try:
             re.compile(config.hardware.match)
@@ -105,6 +109,19 @@ def _schedule(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _no_optimizer(config: Config) -> Iterator[ConfigError]:
+    yield from unused(
+        config,
+        "with optim=none weights stay as they are",
+        "Drop it or choose an optimizer",
+        "resume",
+        *(["trainer.checkpoint_every"] if config.trainer.checkpoint_every else []),
+        "parallel.distributed_optimizer",
+        "parallel.overlap_grad_reduce",
+        "parallel.overlap_param_gather",
+    )
+
+
 def _plan(config: Config) -> Iterator[ConfigError]:
     if config.plan.source is PlanSource.options:
         if config.plan.path is not None:
@@ -138,3 +155,13 @@ def _resume(config: Config) -> Iterator[ConfigError]:
             f"{folder} holds no finished checkpoint",
             "Give the folder of a run that wrote one (trainer.checkpoint_every), without /checkpoints",
         )
+
+
+def _report(config: Config) -> Iterator[ConfigError]:
+    if config.report is None:
+        return
+    folder = Path(config.report)
+    if not folder.is_dir():
+        yield ConfigError("report", f"there is no folder {folder}", "Give the folder of a sweep, multirun/DATE/TIME")
+    elif not job_folders(folder):
+        yield ConfigError("report", f"{folder} holds no jobs of a sweep", "Give the folder above those of the jobs")
