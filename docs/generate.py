@@ -308,7 +308,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "offload-modules": lambda: _modules_part(OFFLOAD_MODULES),
     "absent-modules": absent_part,
     "pairs": pairs_part,
-    "pairs_h200": pairs_h200_part,
+    "pairs-gpu": pairs_h200_part,
 }
 
 

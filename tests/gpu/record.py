@@ -1,4 +1,4 @@
-"""Runs every test that needs a GPU and writes what came of each: python tests/gpu/record.py RESULT.json [pytest options].
+"""Runs every test that needs a GPU and writes what came of each: record.py RESULT.json [pytest options].
 
 Continuous integration has no GPU; the file shows when, on what and with which versions these tests last passed.
 """
