@@ -185,7 +185,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         log.warning("the job did not end within %g s: killed", GRACE_S)
     finally:
-        for member in (process, *family):
+        process.kill()
+        for member in family:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait()
