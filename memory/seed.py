@@ -136,6 +136,11 @@ def _fine_grained(seed: Seed, options: OffloadOptions, shape: LayerShape, chunks
             notes.append(f"offload.modules: left out {name}: {doubt}")
         else:
             requests.append(Request(Action.offload, name, sites, doubt=doubt))
+    if not requests:
+        # Each module was left out for a reason of its own; that none is left must not pass as a choice.
+        everything = frozenset(site for name in names for site in OFFLOAD_MODULES[name].sites)
+        doubt = _why_not(plan, everything, small, options)
+        requests.append(Request(Action.offload, "fine_grained", everything, doubt=doubt))
     return Seed(plan, (*seed.requests, *requests), tuple(notes))
 
 

@@ -135,6 +135,13 @@ def test_min_bytes_is_in_bytes() -> None:
     assert plan.min_offload_bytes == 128 * MIB
 
 
+def test_an_option_of_which_nothing_is_left_is_asked_about() -> None:
+    seed = make(SELECTIVE, replace(FINE, min_bytes=1 << 40))
+    (request,) = [request for request in seed.requests if request.action is Action.offload]
+    assert request.name == "fine_grained"
+    assert request.doubt == f"its tensors are smaller than offload.min_bytes={1 << 40}"
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 0.999, 1.0])
 def test_fraction_is_of_the_bytes_first_in_forward_order(fraction: float) -> None:
     def offloaded(plan: Plan) -> list[int]:

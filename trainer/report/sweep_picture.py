@@ -36,4 +36,3 @@ def draw_sweep(title: str, note: str, rows: Sequence[Row], path: Path) -> bool:
     label_points(axes, [(*points[row.job.number], row.short_label, c) for row, c in zip(shown, colours, strict=True)])
     save(figure, path)
     return True
-

@@ -75,7 +75,11 @@ def megatron_switches(config: Config) -> dict[str, Any]:
 
 
 def _key(effect: Effect) -> str:
-    return effect.action.value if effect.name in ("full", "layerwise") else f"{effect.action.value}.modules"
+    return (
+        effect.action.value
+        if effect.name in ("full", "layerwise", "fine_grained")
+        else f"{effect.action.value}.modules"
+    )
 
 
 def _host_bytes(config: Config, applied: Plan, chunks: Sequence[Any]) -> int:
