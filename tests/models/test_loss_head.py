@@ -30,8 +30,10 @@ MODEL = ModelConfig(
     attention=Attention.unfused,
     make_vocab_size_divisible_by=100,
 )
-LLAMA_8B = ModelConfig(hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32, num_query_groups=8)
-GPT2 = ModelConfig(hidden_size=768, num_attention_heads=12, activation=Activation.gelu)
+LLAMA_8B = ModelConfig(
+    loss_head=LossHead.auto, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32, num_query_groups=8
+)
+GPT2 = ModelConfig(loss_head=LossHead.auto, hidden_size=768, num_attention_heads=12, activation=Activation.gelu)
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="exact on the CPU only: kernels differ by shape on a GPU")
 
@@ -89,7 +91,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
         (LLAMA_8B, 1024, 128256, 2, 1, LossHead.full),  # one chunk is all there is
         (LLAMA_8B, 1152, 128256, 2, 1, LossHead.chunked),
         (GPT2, 8192, 50304, 2, 1, LossHead.chunked),  # 201,216 against 24,576
-        (ModelConfig(), 2048, 256, 4, 1, LossHead.full),
+        (ModelConfig(loss_head=LossHead.auto), 2048, 256, 4, 1, LossHead.full),
         (replace(LLAMA_8B, loss_head=LossHead.full), 16384, 128256, 2, 1, LossHead.full),
         (replace(LLAMA_8B, loss_head=LossHead.chunked), 128, 256, 2, 1, LossHead.chunked),
     ],
@@ -116,7 +118,7 @@ def test_chunks_are_whole_grains_within_their_bytes() -> None:
 
 
 def test_auto_is_resolved_when_a_model_is_built(build: Callable[..., Any], small_chunks: None) -> None:
-    wide = replace(MODEL, hidden_size=4, num_attention_heads=1, num_query_groups=1)
+    wide = replace(MODEL, loss_head=LossHead.auto, hidden_size=4, num_attention_heads=1, num_query_groups=1)
     assert [type(build(wide, vocab_size=VOCAB, stock_spec=stock)).__name__ for stock in (False, True)] == [
         "ChunkedHeadGPT",
         "GPTModel",
