@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from megatron.core.transformer import TransformerConfig
 
 from models import compat
 from models.config import Attention, Layout, LossHead, ModelConfig, Position
-from models.gpt import ChunkedHeadGPT
+from models.gpt import LossHeadGPT
 from models.loss_head import resolve_loss_head
 from models.spec import block_spec
 
@@ -149,31 +150,21 @@ def _stock_layer_spec(model: ModelConfig) -> Any:
     return get_gpt_layer_local_spec(normalization=model.normalization.value)
 
 
-def _loss_head(model: ModelConfig, config: TransformerConfig, padded_vocab: int, stock: bool) -> LossHead:
-    if stock and model.loss_head is LossHead.auto:
-        return LossHead.full
-    return resolve_loss_head(
-        model,
-        model.seq_length // config.context_parallel_size,
-        padded_vocab,
-        config.params_dtype.itemsize,
-        config.tensor_model_parallel_size,
-    )
-
-
 def build_gpt(
     model: ModelConfig, config: TransformerConfig, *, vocab_size: int, stock_spec: bool = False
 ) -> list[torch.nn.Module]:
     """This pipeline stage's model chunks (one, or one per virtual stage) on the current device, not yet wrapped.
 
     vocab_size is the tokenizer's, unpadded. stock_spec: Megatron's stock layers, as its users have them (attention is
-    then Transformer Engine's, or unfused without it), and model.loss_head=auto means full. Otherwise auto is resolved
-    for micro-batches of one sequence. Needs initialised parallel groups and a seeded RNG tracker.
+    then Transformer Engine's, or unfused without it), and model.loss_head=auto means full. Needs initialised parallel
+    groups and a seeded RNG tracker.
     """
     compat.apply()
     attention = resolve_attention(model)
     padded_vocab = model.padded_vocab_size(vocab_size, config.tensor_model_parallel_size)
-    gpt_model = ChunkedHeadGPT if _loss_head(model, config, padded_vocab, stock_spec) is LossHead.chunked else GPTModel
+    stock_head = stock_spec and model.loss_head is LossHead.auto
+    loss_head = LossHead.full if stock_head else resolve_loss_head(model)
+    gpt_model = GPTModel if loss_head is LossHead.full else partial(LossHeadGPT, loss_head=loss_head)
     virtual = config.virtual_pipeline_model_parallel_size
     chunks: list[torch.nn.Module] = []
     for stage in range(virtual or 1):

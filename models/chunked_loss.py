@@ -12,16 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
-from megatron.core.tensor_parallel.mappings import (
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
-from megatron.core.tensor_parallel.utils import VocabUtility
-from megatron.core.utils import get_pg_rank, get_pg_size
-from torch.distributed import ReduceOp, all_reduce
+from torch.distributed import all_reduce
 
+from models.cross_entropy import all_tokens, first_row, grad_logits_, reduced_over_ranks, statistics_
 from models.loss_head import chunk_length
 
 
@@ -43,11 +36,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, group: Any, sequence_parallel: bool
     ) -> torch.Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
-        inputs = _all_tokens(hidden, group, sequence_parallel)
+        inputs = all_tokens(hidden, group, sequence_parallel)
         length = chunk_length(weight.size(0))
-        first = _first_row(weight, group)
+        first = first_row(weight, group)
         chunks = zip(inputs.split(length), labels.flatten().split(length), strict=True)
-        statistics = [_statistics(chunk, weight, targets, first, group) for chunk, targets in chunks]
+        statistics = [statistics_((chunk @ weight.t()).float(), targets, first, group) for chunk, targets in chunks]
         maxima, sums, predicted = map(torch.cat, zip(*statistics, strict=True))
         all_reduce(sums, group=group)
         all_reduce(predicted, group=group)
@@ -59,74 +52,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_losses: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, labels, maxima, sums = ctx.saved_tensors
         wants_input, wants_weight = ctx.needs_input_grad[:2]
-        inputs = _all_tokens(hidden, ctx.group, ctx.sequence_parallel)
-        targets = labels.flatten() - _first_row(weight, ctx.group)
+        inputs = all_tokens(hidden, ctx.group, ctx.sequence_parallel)
+        targets = labels.flatten() - first_row(weight, ctx.group)
         scale = grad_losses.reshape(-1, 1)
         grad_weight = torch.empty_like(weight) if wants_weight else None
         total: torch.Tensor | None = None
         length = chunk_length(inputs.size(0))
         for first in range(0, weight.size(0), length):
             rows = weight[first : first + length]
-            grad_logits = _grad_logits(inputs, rows, targets - first, maxima[:, None], sums[:, None], scale)
+            logits = (inputs @ rows.t()).float()
+            gradient = grad_logits_(logits, targets - first, maxima[:, None], sums[:, None], scale).to(rows.dtype)
+            del logits
             if grad_weight is not None:
-                torch.matmul(grad_logits.t(), inputs, out=grad_weight[first : first + length])
+                torch.matmul(gradient.t(), inputs, out=grad_weight[first : first + length])
             if wants_input:
-                total = (grad_logits @ rows).float() if total is None else total.add_(grad_logits @ rows)
-            del grad_logits  # before the next one is made
+                total = (gradient @ rows).float() if total is None else total.add_(gradient @ rows)
+            del gradient  # before the next one is made
         grad_hidden = None
         if total is not None:
-            reduce = (
-                reduce_scatter_to_sequence_parallel_region
-                if ctx.sequence_parallel
-                else reduce_from_tensor_model_parallel_region
-            )
-            grad_hidden = reduce(total.to(hidden.dtype).view(*labels.shape, -1), group=ctx.group)
+            total = total.to(hidden.dtype).view(*labels.shape, -1)
+            grad_hidden = reduced_over_ranks(total, ctx.group, ctx.sequence_parallel)
         return grad_hidden, grad_weight, None, None, None
-
-
-def _all_tokens(hidden: torch.Tensor, group: Any, sequence_parallel: bool) -> torch.Tensor:
-    """The head's whole input, [tokens, h]."""
-    if sequence_parallel:
-        hidden = gather_from_sequence_parallel_region(hidden, group=group)
-    return hidden.flatten(0, 1)
-
-
-def _first_row(weight: torch.Tensor, group: Any) -> int:
-    """Which of the vocabulary this rank's weight begins with."""
-    first, _ = VocabUtility.vocab_range_from_per_partition_vocab_size(
-        weight.size(0), get_pg_rank(group), get_pg_size(group)
-    )
-    return int(first)
-
-
-def _statistics(
-    inputs: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, first: int, group: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each token: its largest logit over all ranks, this rank's sum of exponentials, and the target's logit if it
-    is this rank's."""
-    logits, maxima = VocabParallelCrossEntropy.calculate_logits_max(inputs @ weight.t())
-    all_reduce(maxima, ReduceOp.MAX, group=group)
-    _, _, predicted, sums, _ = VocabParallelCrossEntropy.calculate_predicted_logits(
-        logits, targets, maxima, first, first + weight.size(0)
-    )
-    return maxima, sums, predicted
-
-
-def _grad_logits(
-    inputs: torch.Tensor,
-    rows: torch.Tensor,
-    targets: torch.Tensor,
-    maxima: torch.Tensor,
-    sums: torch.Tensor,
-    scale: torch.Tensor,
-) -> torch.Tensor:
-    """Gradient of the logits of these rows of the weight, [tokens, rows]: softmax less one-hot target, scaled.
-
-    targets are counted from the first of these rows. The operations, and so the bits, are those of Megatron's
-    VocabParallelCrossEntropy.
-    """
-    gradient = (inputs @ rows.t()).float().sub_(maxima).exp_().div_(sums)
-    here = (targets >= 0) & (targets < rows.size(0))
-    token = torch.arange(targets.size(0), device=targets.device)
-    gradient[token, targets.masked_fill(~here, 0)] -= here.to(gradient.dtype)
-    return gradient.mul_(scale).to(rows.dtype)

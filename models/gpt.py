@@ -1,21 +1,26 @@
-"""Megatron's GPTModel with the chunked loss head."""
+"""Megatron's GPTModel with a loss head of ours."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import ColumnParallelLinear
 
 from models.chunked_loss import chunked_cross_entropy
+from models.config import LossHead
+from models.in_place_loss import in_place_cross_entropy
 
 
-class ChunkedOutputLayer(ColumnParallelLinear):
+class LossOutputLayer(ColumnParallelLinear):
     """The output layer, which given labels goes on to their loss.
 
     A module's call, since hooks that gather its weight just in time (overlap_param_gather) hang on that.
     """
+
+    cross_entropy: Callable[..., torch.Tensor]
 
     def forward(
         self,
@@ -29,7 +34,7 @@ class ChunkedOutputLayer(ColumnParallelLinear):
         if labels is None:
             logits: tuple[torch.Tensor, torch.Tensor | None] = super().forward(input_, weight, runtime_gather_output)
             return logits
-        losses = chunked_cross_entropy(
+        losses = self.cross_entropy(
             input_,
             self.weight if weight is None else weight,
             labels,
@@ -39,14 +44,24 @@ class ChunkedOutputLayer(ColumnParallelLinear):
         return losses, None
 
 
-class ChunkedHeadGPT(GPTModel):
-    """GPTModel that computes losses by the chunked head; without labels it returns all logits, as Megatron's does."""
+class ChunkedOutputLayer(LossOutputLayer):
+    cross_entropy = staticmethod(chunked_cross_entropy)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+
+class InPlaceOutputLayer(LossOutputLayer):
+    cross_entropy = staticmethod(in_place_cross_entropy)
+
+
+class LossHeadGPT(GPTModel):
+    """GPTModel that computes losses by a head of ours; without labels it returns all logits, as Megatron's does."""
+
+    output_layers: ClassVar = {LossHead.chunked: ChunkedOutputLayer, LossHead.in_place: InPlaceOutputLayer}
+
+    def __init__(self, *args: Any, loss_head: LossHead, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.post_process:
             # Turned into ours rather than replaced by it, so that the weights are drawn as for the full head.
-            self.output_layer.__class__ = ChunkedOutputLayer
+            self.output_layer.__class__ = self.output_layers[loss_head]
 
     def _postprocess(self, hidden_states: torch.Tensor, *, labels: torch.Tensor | None = None, **others: Any) -> Any:
         if not self.post_process or labels is None:

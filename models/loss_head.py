@@ -1,8 +1,9 @@
 """Which loss head a GPT has, and the bytes that each kind takes. Imports no torch.
 
 The head is the output layer and the cross entropy over the vocabulary. `full` is Megatron's: the softmax of all tokens,
-in fp32, waits for backward. `chunked` (models/chunked_loss.py) keeps the head's input and makes the logits again in
-backward, which is one matrix product more beside the head's three.
+in fp32, waits for backward. `in_place` (models/in_place_loss.py) keeps the logits in the weight's dtype instead, and
+makes their gradient in their place. `chunked` (models/chunked_loss.py) keeps the head's input alone and makes the
+logits again in backward, which is one matrix product more beside the head's three.
 """
 
 from __future__ import annotations
@@ -28,26 +29,19 @@ def chunk_length(across: int) -> int:
     return max(_GRAIN, CHUNK_BYTES // (_FP32 * across) // _GRAIN * _GRAIN)
 
 
-def resolve_loss_head(
-    model: ModelConfig, tokens: int, padded_vocab: int, element_bytes: int, tensor_parallel: int = 1
-) -> LossHead:
-    """What `auto` means for micro-batches of that many tokens a rank: full or chunked.
+def resolve_loss_head(model: ModelConfig) -> LossHead:
+    """What model.loss_head means: in_place for `auto`, which costs nothing, unless model.extras ask for another head.
 
-    Chunked where the fp32 logits outgrow all that one layer keeps (attention fused, dropout masks not counted) and
-    don't fit into one chunk, in which case chunking would only cost time.
-
-    Raises ValueError where chunked is asked for beside a field of model.extras that asks for yet another head.
+    Raises ValueError where a head of ours is asked for beside a field of model.extras that asks for yet another.
     """
     other = next((name for name in _OTHER_HEADS if model.extras.get(name)), None)
-    if model.loss_head is LossHead.chunked and other:
-        raise ValueError(f"model.loss_head=chunked: does not go with model.extras.{other}; use model.loss_head=full")
-    if model.loss_head is not LossHead.auto:
-        return model.loss_head
-    vocab = padded_vocab // tensor_parallel
-    split = 2 * (model.query_width + model.kv_width) + model.ffn * (3 if model.gated else 2)
-    layer = element_bytes * (4 * model.hidden_size + split // tensor_parallel)
-    outgrows = _FP32 * vocab > layer and tokens > chunk_length(vocab)
-    return LossHead.chunked if outgrows and not other else LossHead.full
+    if model.loss_head is LossHead.auto:
+        return LossHead.full if other else LossHead.in_place
+    if model.loss_head is not LossHead.full and other:
+        raise ValueError(
+            f"model.loss_head={model.loss_head.value}: does not go with model.extras.{other}; use model.loss_head=full"
+        )
+    return model.loss_head
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,15 @@ def head_bytes(
         products = logits * (element_bytes - _FP32) + weight + whole
         # softmax, target mask (bool) and target (int64)
         return HeadBytes(held + tokens * (_FP32 * vocab + 1 + 8), gathered + max(logits * beside, products))
+    # labels (int64), maximum and sum of exponentials (fp32)
+    held += tokens * (8 + 2 * _FP32)
+    if head is LossHead.in_place:
+        chunk = min(chunk_length(vocab), tokens) * vocab * _FP32
+        return HeadBytes(held + tokens * vocab * element_bytes, gathered + max(chunk, weight + whole))
     rows = min(chunk_length(tokens), vocab)
     forward = min(chunk_length(vocab), tokens) * vocab * (_FP32 + beside)
     piece = tokens * rows
     total = tokens * hidden * _FP32
     making = piece * (_FP32 + beside) + (total if rows < vocab else 0)
     adding = piece * element_bytes + whole + (total if rows < vocab or beside else 0)
-    # targets (int64), maximum and sum of exponentials (fp32)
-    return HeadBytes(held + tokens * (8 + 2 * _FP32), gathered + max(forward, weight + max(making, adding)))
+    return HeadBytes(held, gathered + max(forward, weight + max(making, adding)))

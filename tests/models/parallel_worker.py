@@ -69,11 +69,11 @@ def interleaved() -> list[dict[str, Any]]:
     ]
 
 
-def chunked_head(layout: Layout, tied: bool) -> dict[str, Any]:
+def our_head(layout: Layout, tied: bool, ours: LossHead = LossHead.chunked) -> dict[str, Any]:
     """Largest relative difference from the full head, of the losses and of any gradient."""
     loss_head.CHUNK_BYTES = 1
     found = []
-    for head in (LossHead.full, LossHead.chunked):
+    for head in (LossHead.full, ours):
         model = replace(HEAD_MODEL, tied_embeddings=tied, loss_head=head)
         torch.manual_seed(1)
         (gpt,) = build(layout, model, vocab_size=600)
@@ -105,10 +105,11 @@ if __name__ == "__main__":
         "plain": tensor_parallel(False),
         "sequence": tensor_parallel(True),
         "chunks": interleaved(),
-        "head_tensor": chunked_head(Layout(tensor=2), tied=False),
-        "head_tensor_tied": chunked_head(Layout(tensor=2), tied=True),
-        "head_sequence": chunked_head(Layout(tensor=2, sequence_parallel=True), tied=False),
-        "head_pipeline": chunked_head(Layout(pipeline=2), tied=False),
-        "head_pipeline_tied": chunked_head(Layout(pipeline=2), tied=True),
+        "head_tensor": our_head(Layout(tensor=2), tied=False),
+        "head_tensor_tied": our_head(Layout(tensor=2), tied=True),
+        "head_sequence": our_head(Layout(tensor=2, sequence_parallel=True), tied=False),
+        "head_in_place": our_head(Layout(tensor=2, sequence_parallel=True), False, LossHead.in_place),
+        "head_pipeline": our_head(Layout(pipeline=2), tied=False),
+        "head_pipeline_tied": our_head(Layout(pipeline=2), tied=True),
     }
     print(json.dumps(found))

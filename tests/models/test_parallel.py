@@ -72,11 +72,11 @@ def test_the_last_stage_starts_from_the_first_ones_embedding(ranks: list[Any]) -
     assert first["tied"] == last["tied"] != 0
 
 
-@pytest.mark.parametrize("layout", ["tensor", "tensor_tied", "sequence"])
-def test_the_chunked_head_over_a_split_vocabulary_is_the_full_one(ranks: list[Any], layout: str) -> None:
+@pytest.mark.parametrize("layout", ["tensor", "tensor_tied", "sequence", "in_place"])
+def test_our_heads_over_a_split_vocabulary_are_the_full_one(ranks: list[Any], layout: str) -> None:
     for rank in ranks:
         found = rank[f"head_{layout}"]
-        assert found["head"] == "ChunkedOutputLayer"
+        assert found["head"] == ("InPlaceOutputLayer" if layout == "in_place" else "ChunkedOutputLayer")
         assert found["losses"] < 1e-6 and found["gradients"] < 1e-6
         assert ("output_layer.weight" in found["names"]) is (layout != "tensor_tied")
 
