@@ -28,7 +28,7 @@ class Attachment:
         self._door: LayerDoor | None = None
         self._reload_ahead = plan.reload_ahead if plan else 0
         #: of the micro-batch now running forward
-        self._itinerary = Itinerary(0)
+        self._itinerary = Itinerary(0, books.tier.begin_backward)
         self._patch(chunk, self._run_chunk)
         if plan:
             layers = list(chunk.decoder.layers)
@@ -53,7 +53,7 @@ class Attachment:
     def _run_chunk(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
-        itinerary = self._itinerary = Itinerary(self._reload_ahead)
+        itinerary = self._itinerary = Itinerary(self._reload_ahead, self._books.tier.begin_backward)
         outside = CountingDoor(
             self._books,
             on_save=lambda nbytes: self._books.census.add(-1, "outside the layers", Action.keep, nbytes),
@@ -77,8 +77,6 @@ class Attachment:
             self._patch(layer, _pass_through)
 
     def _open(self, number: int, plan: LayerPlan, default_site: str) -> LayerDoor:
-        self._books.tier.enter_layer()
-        self._itinerary.enter_layer()
         return LayerDoor(self._books, number, plan, self._itinerary, default_site)
 
     def _run_layer(
@@ -103,6 +101,7 @@ class Attachment:
         finally:
             self._door = None
             door.close()
+            self._books.tier.leave_layer()
 
     def _run_span(
         self,
@@ -136,6 +135,7 @@ class Attachment:
                 )
         finally:
             door.close()
+            self._books.tier.leave_layer()
         return output, kwargs.get("context")
 
     def _name_sites(self, layer: Any) -> None:

@@ -1,8 +1,10 @@
 """The host tier on a GPU: page-locked memory behind two copy streams, ordered against compute by events alone.
 
-The CPU runs far ahead of the GPU, so whether a copy has finished is never asked for: a device copy is let go once the
-compute stream has been made to wait for its way out, when a window's worth of bytes has set out after it. By then the
-wait costs nothing as long as the link keeps up, and memory is freed at the same place in every step.
+The CPU runs far ahead of the GPU, so whether a copy has finished is never asked for: an original is let go once the
+compute stream has been made to wait for its way out. In the first forward pass that is as soon as it is late, when a
+window's worth of bytes or of layers has gone by since. The most that was held in that pass is a mark; in later ones
+late originals go only where more than that would be held. So early layers may send faster than the link carries, which
+then works all through forward; the peak stays the first pass's, and memory is freed at the same place in every step.
 """
 
 from __future__ import annotations
@@ -12,20 +14,25 @@ from collections import deque
 import torch
 
 from memory.engine.handles import Ticket
+from memory.engine.ledger import Ledger
 from memory.engine.pinned import Buffer, PinnedPool
 
 
 class CudaHostTier:
     """HostTier with one stream each way. Every call must come from the thread that runs the model (or its backward)."""
 
-    def __init__(self, pool: PinnedPool, window_layers: float) -> None:
-        """window_layers: how many layers' worth of bytes may be on their way out."""
-        self._pool, self._window_layers = pool, window_layers
+    def __init__(self, pool: PinnedPool, ledger: Ledger, window_layers: float) -> None:
+        """window_layers: how many layers, or layers' worth of bytes, a way out may take before compute waits."""
+        self._pool, self.ledger, self._window_layers = pool, ledger, window_layers
         self._out, self._back = torch.cuda.Stream(), torch.cuda.Stream()
-        #: tickets whose original still lies on the device, the oldest first
+        #: the oldest first; those whose original is gone by another way are passed over
         self._leaving: deque[_CudaTicket] = deque()
-        self._leaving_bytes = 0
+        self.leaving_bytes = 0
         self._layer_bytes = self._largest_layer_bytes = 0
+        self._layers_run = 0
+        #: most bytes held after letting late originals go
+        self._mark_bytes = 0
+        self._marking = True
 
     @property
     def pool_bytes(self) -> int:
@@ -34,7 +41,7 @@ class CudaHostTier:
     def offload(self, tensor: torch.Tensor) -> Ticket:
         nbytes = tensor.numel() * tensor.element_size()
         buffer = self._pool.take(nbytes)
-        ticket = _CudaTicket(self, tensor, buffer)
+        ticket = _CudaTicket(self, tensor, buffer, self._layers_run)
         self._out.wait_stream(torch.cuda.current_stream())
         if buffer.last_read is not None:
             self._out.wait_event(buffer.last_read)
@@ -42,21 +49,29 @@ class CudaHostTier:
             self.copy(ticket.host(), tensor)
         ticket.left.record(self._out)
         self._leaving.append(ticket)
-        self._leaving_bytes += nbytes
         self._layer_bytes += nbytes
         self._largest_layer_bytes = max(self._largest_layer_bytes, self._layer_bytes)
         self._let_go()
         return ticket
 
-    def enter_layer(self) -> None:
+    def leave_layer(self) -> None:
+        self._layers_run += 1
         self._layer_bytes = 0
+        self._let_go()
+
+    def begin_backward(self) -> None:
+        self._marking = False
 
     def _let_go(self) -> None:
         window_bytes = self._window_layers * self._largest_layer_bytes
-        while self._leaving_bytes > window_bytes:
-            ticket = self._leaving.popleft()
-            self._leaving_bytes -= ticket.nbytes
-            ticket.let_go()
+        while self._leaving:
+            oldest = self._leaving[0]
+            late = self.leaving_bytes > window_bytes or self._layers_run - oldest.layer > self._window_layers
+            over = self._marking or self.ledger.held_bytes > self._mark_bytes
+            if oldest.on_its_way and not (late and over):
+                break
+            self._leaving.popleft().let_go()
+        self._mark_bytes = max(self._mark_bytes, self.ledger.held_bytes)
 
     def start_back(self, ticket: _CudaTicket) -> torch.Tensor:
         device = ticket.empty()
@@ -78,17 +93,26 @@ class CudaHostTier:
 
 
 class _CudaTicket:
-    def __init__(self, tier: CudaHostTier, tensor: torch.Tensor, buffer: Buffer) -> None:
-        self._tier, self.buffer = tier, buffer
+    def __init__(self, tier: CudaHostTier, tensor: torch.Tensor, buffer: Buffer, layer: int) -> None:
+        """layer: how many had run when the tensor set out."""
+        self._tier, self.buffer, self.layer = tier, buffer, layer
         self._like = torch.empty_like(tensor, device="meta")
-        #: on the device: the original until it is let go of, then what has come back
-        self._device: torch.Tensor | None = tensor
-        self._is_original = True
+        self._original: torch.Tensor | None = tensor
+        self._returned: torch.Tensor | None = None
+        storage = tensor.untyped_storage()
+        self._storage, self._storage_bytes = storage._cdata, storage.nbytes()
+        tier.ledger.hold(self._storage, self._storage_bytes)
+        tier.leaving_bytes += self.nbytes
         self.left, self.back = torch.cuda.Event(), torch.cuda.Event()
 
     @property
     def nbytes(self) -> int:
         return self._like.numel() * self._like.element_size()
+
+    @property
+    def on_its_way(self) -> bool:
+        """The original is still held for the copy out."""
+        return self._original is not None
 
     def host(self) -> torch.Tensor:
         return (
@@ -99,28 +123,37 @@ class _CudaTicket:
         return torch.empty_strided(self._like.size(), self._like.stride(), dtype=self._like.dtype, device="cuda")
 
     def let_go(self) -> None:
-        if self._is_original and self._device is not None:
+        """Drop the original as soon as it is out."""
+        if self._original is not None:
             torch.cuda.current_stream().wait_event(self.left)
-            self._device = None
-        self._is_original = False
+            self._take_original()
+
+    def _take_original(self) -> torch.Tensor:
+        original, self._original = self._original, None
+        assert original is not None
+        self._tier.leaving_bytes -= self.nbytes
+        self._tier.ledger.let_go(self._storage, self._storage_bytes)
+        return original
 
     def prefetch(self) -> int:
-        if self._device is not None:
+        if self._original is not None or self._returned is not None:
             return 0
-        self._device = self._tier.start_back(self)
-        return self._device.untyped_storage().nbytes()
+        self._returned = self._tier.start_back(self)
+        return self._returned.untyped_storage().nbytes()
 
     def fetch(self) -> torch.Tensor:
+        if self._original is not None:
+            return self._take_original()
         self.prefetch()
-        device, self._device = self._device, None
-        assert device is not None
-        if not self._is_original:
-            torch.cuda.current_stream().wait_event(self.back)
-        return device
+        returned, self._returned = self._returned, None
+        assert returned is not None
+        torch.cuda.current_stream().wait_event(self.back)
+        return returned
 
     def release(self) -> None:
-        if self._device is not None:
+        self.let_go()
+        if self._returned is not None:
             # Dropped without being read: whoever gets this memory next must not meet a copy on its way.
-            torch.cuda.current_stream().wait_event(self.left if self._is_original else self.back)
-            self._device = None
+            torch.cuda.current_stream().wait_event(self.back)
+            self._returned = None
         self._tier.release(self.buffer)

@@ -92,6 +92,7 @@ class LayerDoor:
         self, books: Books, layer: int, plan: LayerPlan, itinerary: Itinerary, default_site: str = "rest"
     ) -> None:
         self._books, self._layer, self._plan, self._itinerary = books, layer, plan, itinerary
+        self._stop = itinerary.enter_layer()
         self._entries: dict[int, _Entry] = {}
         #: the site of tensors that nothing has named
         self._default_site = default_site
@@ -166,6 +167,7 @@ class LayerDoor:
         return self._keep(tensor, entry, site)
 
     def unpack(self, saved: Saved | torch.Tensor) -> torch.Tensor:
+        self._itinerary.reach(self._stop)
         return _unpack(saved)
 
     def _entry(self, tensor: torch.Tensor) -> _Entry:

@@ -14,7 +14,7 @@ from memory.engine.ledger import Ledger, StepBytes
 from memory.plan import Plan
 from memory.seed import Request
 
-#: how many layers' worth of bytes may be on their way out before compute waits for the oldest of them
+#: how many layers, or layers' worth of bytes, a tensor's way out may take before the first step waits for it
 WINDOW_LAYERS = 1.0
 
 
@@ -89,4 +89,4 @@ class MemoryEngine:
 
         pool = PinnedPool(self._host_limit_bytes)
         pool.reserve(self._host_bytes)
-        return CudaHostTier(pool, WINDOW_LAYERS)
+        return CudaHostTier(pool, self._ledger, WINDOW_LAYERS)

@@ -22,8 +22,11 @@ class HostTier(Protocol):
     def offload(self, tensor: torch.Tensor) -> Ticket:
         """Copy a tensor out; the caller lets go of it."""
 
-    def enter_layer(self) -> None:
-        """The forward pass begins a layer."""
+    def leave_layer(self) -> None:
+        """The forward pass has run a layer."""
+
+    def begin_backward(self) -> None:
+        """A forward pass is over."""
 
 
 class HostPool:
@@ -56,7 +59,10 @@ class EmulatedHostTier:
     def offload(self, tensor: torch.Tensor) -> Ticket:
         return _EmulatedTicket(self._pool, tensor)
 
-    def enter_layer(self) -> None:
+    def leave_layer(self) -> None:
+        pass
+
+    def begin_backward(self) -> None:
         pass
 
 
