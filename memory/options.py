@@ -41,7 +41,7 @@ class OffloadOptions:
     #: fine_grained: whose tensors go to host memory, by Megatron's module names; None: all that this model has
     modules: list[str] | None = None
     #: fine_grained: smaller tensors stay (Megatron counts elements; these are bytes)
-    min_bytes: int = 1 << 20
+    min_bytes: int = 1 << 18
     #: fine_grained: share of the eligible bytes that goes, first in forward order
     fraction: float = 1.0
     #: layerwise: the first so many layers; None: all but the last

@@ -71,7 +71,7 @@ def test_a_job_of_two_processes_with_a_teams_library_and_odd_signs(cli: Cli, tmp
     assert result(sweep, 0)["world_size"] == 2
     config = yaml.safe_load((sweep / "0" / "config_resolved.yaml").read_text())
     assert (config["team"], config["model"]["hidden_size"]) == ("acme", 64)
-    assert config["logger"]["tags"] == ["it's, a \"tag\" = 1", "b c"]
+    assert config["logger"]["tags"] == ['it\'s, a "tag" = 1', "b c"]
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ class OptimConfig:
     sgd_momentum: float = 0.9
     #: largest gradient norm; 0 leaves gradients as they are
     clip_grad: float = 1.0
-    #: steps over which the rate rises from 0; None: a twentieth of the schedule
+    #: steps over which the rate rises from 0; None: a fifth of the schedule
     warmup_steps: Optional[int] = None
     decay_style: DecayStyle = DecayStyle.cosine
 
@@ -120,9 +120,9 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    steps: int = 450
+    steps: int = 520
     #: sequences per forward on one data-parallel rank
-    micro_batch_size: int = 16
+    micro_batch_size: int = 8
     #: sequences per optimizer step over all ranks; None: micro_batch_size x data-parallel size
     global_batch_size: Optional[int] = None
     #: auto: bf16 on GPUs, fp32 on the CPU

@@ -41,7 +41,7 @@ def build_optimizer(config: Config, chunks: Sequence[torch.nn.Module], bf16: boo
 def build_scheduler(config: Config, optimizer: Any, global_batch: int) -> OptimizerParamScheduler:
     """The schedule of the learning rate, which Megatron counts in samples."""
     optim, steps = config.optim, config.trainer.schedule_steps or config.trainer.steps
-    warmup_steps = steps // 20 if optim.warmup_steps is None else optim.warmup_steps
+    warmup_steps = steps // 5 if optim.warmup_steps is None else optim.warmup_steps
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,

@@ -117,9 +117,9 @@ BAD = [
     ),
     ("parallel.pipeline=2 parallel.overlap_p2p_comm=true", "parallel.overlap_p2p_comm", "parallel.virtual_pipeline=2"),
     (
-        "parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.overlap_p2p_comm=true trainer.global_batch_size=16",
+        "parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.overlap_p2p_comm=true trainer.global_batch_size=8",
         "trainer.global_batch_size",
-        "trainer.global_batch_size=32",
+        "trainer.global_batch_size=16",
     ),
     ("parallel.context=2", "parallel.context", "no GPU and no Transformer Engine"),
     ("parallel.context=2 model.attention=sdpa", "parallel.context", "model.attention=te"),
@@ -137,7 +137,7 @@ BAD = [
     # run
     ("trainer.steps=0", "trainer.steps", "trainer.steps=1 or more"),
     ("trainer.seed=0", "trainer.seed", "trainer.seed=1 or more"),
-    ("trainer.global_batch_size=24", "trainer.global_batch_size", "16"),
+    ("trainer.global_batch_size=12", "trainer.global_batch_size", "8"),
     ("trainer.eval_every=5 trainer.eval_batches=0", "trainer.eval_every", "trainer.eval_batches=8"),
     ("optim.lr=0", "optim.lr", "above 0"),
     ("optim.beta2=1", "optim.beta2", "[0, 1)"),
@@ -150,7 +150,7 @@ BAD = [
     ),
     ("report=.", "report", "holds no jobs of a sweep"),
     ("report=nowhere", "report", "there is no folder nowhere"),
-    ("optim.warmup_steps=450", "optim.warmup_steps", "trainer.steps=450"),
+    ("optim.warmup_steps=520", "optim.warmup_steps", "trainer.steps=520"),
     ("optim.warmup_steps=10 trainer.schedule_steps=10", "optim.warmup_steps", "trainer.schedule_steps=10"),
     ("plan.path=x.yaml", "plan.path", "Add plan=file"),
     ("plan.source=file", "plan.path", "Add plan.path=FILE"),
@@ -287,10 +287,10 @@ def test_processes_must_hold_whole_models(config_of: ConfigOf, cpu: Machine) -> 
 
 
 def test_batch_is_shared_by_the_data_parallel_ranks(config_of: ConfigOf, cpu: Machine) -> None:
-    config = config_of("trainer.global_batch_size=32")
+    config = config_of("trainer.global_batch_size=16")
     assert validate(config, replace(cpu, world_size=2)) == []
     (problem,) = validate(config, replace(cpu, world_size=4))
-    assert (problem.key, "trainer.global_batch_size=64" in str(problem)) == ("trainer.global_batch_size", True)
+    assert (problem.key, "trainer.global_batch_size=32" in str(problem)) == ("trainer.global_batch_size", True)
 
 
 def test_plan_file_is_read(config_of: ConfigOf, cpu: Machine, tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def test_the_schedule_counts_steps(make_config: MakeConfig, tmp_path: Path) -> N
     assert rates == pytest.approx([0, 0.5, 1.0, 0.853553, 0.5, 0.146447], abs=1e-5)
 
 
-def test_the_warm_up_is_a_twentieth_of_the_schedule_unless_told(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_the_warm_up_is_a_fifth_of_the_schedule_unless_told(make_config: MakeConfig, tmp_path: Path) -> None:
     def rates(folder: str, warmup_steps: int | None) -> list[float]:
         watcher = Recorder()
         optim = {"lr": 1.0, "warmup_steps": warmup_steps, "decay_style": DecayStyle.constant}
-        train(make_config(steps=3, schedule_steps=40, eval_batches=0, optim=optim), tmp_path / folder, "", watcher)
+        train(make_config(steps=3, schedule_steps=10, eval_batches=0, optim=optim), tmp_path / folder, "", watcher)
         return [record.lr for record in watcher.steps]
 
     assert rates("a", None) == [0.0, 0.5, 1.0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memory.options import Granularity, OffloadKind
+from memory.options import Granularity, OffloadKind, OffloadOptions
 from memory.sites import OFFLOAD_MODULES, RECOMPUTE_MODULES
 from models.config import Attention
 from trainer.config.errors import ConfigError
@@ -21,7 +21,7 @@ OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
 _STASH = "Write engine=stash"
 #: from here on Transformer Engine offloads weights too unless told to use its first offloading code
 _TE_NEW_OFFLOAD = (2, 10)
-_DEFAULT_MIN_BYTES = 1 << 20
+_DEFAULT_MIN_BYTES = OffloadOptions().min_bytes
 
 
 def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
