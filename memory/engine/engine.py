@@ -57,6 +57,12 @@ class MemoryEngine:
             attachment.detach()
         self._attachments = []
 
+    def switch(self, plan: Plan) -> None:
+        """Between steps: go on under another plan. Host memory already taken stays."""
+        self.detach()
+        self._plan, self._books.min_offload_bytes = plan, plan.min_offload_bytes
+        self._attachments = [Attachment(chunk, plan, self._books) for chunk in self._modules]
+
     def begin_step(self) -> None:
         self._ledger.begin_step()
         self.census.clear()

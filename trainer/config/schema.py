@@ -144,6 +144,25 @@ class TrainerConfig:
     deterministic: bool = False
 
 
+class BaselineMode(Enum):
+    auto = "auto"
+    probe = "probe"
+    file = "file"
+    off = "off"
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """What the run's times and peaks are held against: the same training with everything kept."""
+
+    #: auto: first steps keep everything, else probe; probe: they keep some layers, scaled; file: from path; off: none
+    mode: BaselineMode = BaselineMode.auto
+    #: steps to take the medians of, after three of warm-up
+    steps: int = 5
+    #: file: folder of a run with everything kept, or one above it; the run with this one's fingerprint is taken
+    path: Optional[str] = None
+
+
 class WandbMode(Enum):
     online = "online"
     offline = "offline"
@@ -191,6 +210,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     #: an option that changes nothing on this model is an error, not a warning

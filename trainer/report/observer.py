@@ -1,8 +1,8 @@
 """What a run tells whoever watches it. Imports no torch.
 
 The run calls, in this order: `run_started` once; then for each step `step_done`, with `effects` once after the first
-of them and `evaluated` after each evaluation; `run_ended` once, also when the run failed. Every rank may call: whether
-anything is written is the observer's matter.
+of them under the plan, and `evaluated` after each evaluation; `run_ended` once, also when the run failed. Every rank
+may call: whether anything is written is the observer's matter.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trainer.config.schema import Config
+from trainer.report.baseline import Choice, Under
 
 Status = Literal["completed", "interrupted", "diverged", "failed"]
 
@@ -39,6 +40,9 @@ class RunInfo:
     first_step: int
     #: losses of the steps before first_step, in order
     earlier_losses: Sequence[float]
+    baseline: Choice
+    #: what another run must share with this one for their times to be comparable
+    fingerprint: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class StepRecord:
     backward_s: float
     optimizer_s: float
     memory: StepMemory
+    under: Under = "plan"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import yaml
 
 from trainer.config.schema import Config
 from trainer.plan import shown_plan
+from trainer.report.baseline import BASELINE, to_json
 from trainer.report.launch import Launch
 from trainer.report.machine import host_facts
 from trainer.report.metrics import step_metrics
@@ -101,6 +102,8 @@ class Reporter:
         if self._throughput is None or self._metrics is None or self._wandb is None:
             return
         self._tally.add(record)
+        if self._tally.is_first_under_plan(record) and self._info and not self._info.baseline.is_baseline:
+            self._store_baseline(self._info)
         row = step_metrics(record, self._throughput)
         self._metrics.append(row)
         self._screen.step(record)
@@ -110,6 +113,12 @@ class Reporter:
             self._unlogged = None
         else:
             self._unlogged = row
+
+    def _store_baseline(self, info: RunInfo) -> None:
+        """Once it is measured, so that a run that goes on from this one has it even if this one is killed."""
+        baseline = self._tally.baseline(info)
+        if baseline is not None and baseline.source == "measured":
+            write_atomically(self._folder / BASELINE, to_json(baseline.figures, info.fingerprint))
 
     def effects(self, rows: Sequence[EffectRow]) -> None:
         self._tally.effects = tuple(rows)
@@ -131,6 +140,8 @@ class Reporter:
             self._leave_failure(self.summary)
             return
         write_result(self._folder, self.summary)
+        if self._info and self._info.baseline.is_baseline and self._tally.settled:
+            self._store_baseline(self._info)
         if self._metrics:
             self._metrics.close()
         self._screen.final(self.summary, str(self._folder))
@@ -165,6 +176,7 @@ class Reporter:
 
 def _numbers(summary: Summary) -> dict[str, float | str]:
     values = dataclasses.asdict(summary)
+    values |= {f"delta/{key}": value for key, value in (values.pop("delta") or {}).items()}
     return {f"result/{key}": value for key, value in values.items() if isinstance(value, (int, float, str))}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import sys
@@ -24,6 +25,7 @@ from trainer.report.throughput import MEASURED, Throughput
 from trainer.report.units import (
     NOTHING,
     bytes_text,
+    change_text,
     count_text,
     duration_text,
     flops_text,
@@ -55,8 +57,9 @@ class Screen:
             f"({throughput.peak.source})"
         )
         self._console.print(plan_table(plan))
-        for note in (LEGEND, *plan.notes):
-            self._print(note)
+        for note in (LEGEND, *plan.notes, info.baseline.note):
+            if note:
+                self._print(note)
         if info.first_step > 1:
             self._print(f"going on at step {info.first_step}")
         if (
@@ -185,12 +188,32 @@ def summary_table(summary: Summary, folder: str) -> Table:
             *([("peak allocated", bytes_text(allocated))] if (allocated := summary.peak_allocated_bytes) else []),
             ("process", bytes_text(summary.rss_bytes)),
         ),
+        _delta_rows(summary),
     )
     for section in sections:
         for name, value in section:
             table.add_row(name, Text(value))
         table.add_section()
     return table
+
+
+def _delta_rows(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """What the plan changed; nothing where there is no baseline or the run is its own."""
+    baseline, change = summary.baseline, summary.delta
+    if baseline is None or change is None or not any(dataclasses.astuple(change)):
+        return ()
+    rows = [
+        (
+            "over baseline",
+            f"step {change_text(change.step)}, forward {change_text(change.forward)}, "
+            f"backward {change_text(change.backward)}, MFU drop {percent_text(change.mfu_drop)} ({baseline.source})",
+        ),
+        ("peak saved", f"{change_text(change.peak_saved)}, {bytes_text(change.peak_saved_bytes)} less"),
+    ]
+    if change.peak_allocated is not None:
+        allocated = f"{change_text(change.peak_allocated)}, {bytes_text(change.peak_allocated_bytes)} less"
+        rows.append(("peak allocated", allocated))
+    return tuple(rows)
 
 
 def effects_table(rows: Sequence[EffectRow]) -> Table:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.schema import Config
+from trainer.report.baseline import WARM_UP_STEPS, Baseline, Delta, Figures, delta, estimated, settled_median
 from trainer.report.observer import EffectRow, RunEnd, RunInfo, StepMemory, StepRecord
 from trainer.report.throughput import Throughput
-
-#: steps left out of medians: allocators, caches and just-in-time compilers settle there
-WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -29,11 +26,11 @@ class Summary:
     tokens_per_s: float | None
     #: share of 1
     mfu: float | None
-    #: medians over this run's steps, without the first WARM_UP_STEPS
+    #: medians over this run's steps under its plan, without the first WARM_UP_STEPS
     forward_s: float | None
     backward_s: float | None
     step_s: float | None
-    #: largest of all this run's steps
+    #: largest of this run's steps under its plan
     peak_allocated_bytes: int | None
     peak_saved_bytes: int | None
     #: of the last step
@@ -41,6 +38,10 @@ class Summary:
     offloaded_bytes: int | None
     recomputed_bytes: int | None
     rss_bytes: int | None
+    #: the same with everything kept; None: there is none
+    baseline: Baseline | None
+    #: the plan over its baseline
+    delta: Delta | None
     effects: Sequence[EffectRow]
     model: str
     recompute: str
@@ -58,27 +59,72 @@ class Summary:
 
 
 @dataclass
-class Tally:
-    """Collects what a Summary needs of each step: a few floats, however long the run."""
+class Steps:
+    """Collects what Figures need: a few floats a step, however long the run."""
 
-    losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
     peak_saved_bytes: int | None = None
     peak_allocated_bytes: int | None = None
+
+    def add(self, record: StepRecord) -> None:
+        self.step_s.append(record.step_s)
+        self.forward_s.append(record.forward_s)
+        self.backward_s.append(record.backward_s)
+        self.peak_saved_bytes = _larger(self.peak_saved_bytes, record.memory.peak_saved_bytes)
+        self.peak_allocated_bytes = _larger(self.peak_allocated_bytes, record.memory.peak_allocated_bytes)
+
+    def figures(self) -> Figures | None:
+        """None before the first step."""
+        if not self.step_s or self.peak_saved_bytes is None:
+            return None
+        return Figures(
+            settled_median(self.step_s),
+            settled_median(self.forward_s),
+            settled_median(self.backward_s),
+            self.peak_saved_bytes,
+            self.peak_allocated_bytes,
+        )
+
+
+@dataclass
+class Tally:
+    """Collects what a Summary needs of the steps."""
+
+    losses: list[float] = field(default_factory=list)
+    plan: Steps = field(default_factory=Steps)
+    #: the steps before the plan was switched on
+    lead_in: Steps = field(default_factory=Steps)
     last: StepMemory | None = None
     val_loss: float | None = None
     effects: Sequence[EffectRow] = ()
 
     def add(self, record: StepRecord) -> None:
         self.losses.append(record.loss)
-        self.step_s.append(record.step_s)
-        self.forward_s.append(record.forward_s)
-        self.backward_s.append(record.backward_s)
         self.last = record.memory
-        self.peak_saved_bytes = _larger(self.peak_saved_bytes, record.memory.peak_saved_bytes)
-        self.peak_allocated_bytes = _larger(self.peak_allocated_bytes, record.memory.peak_allocated_bytes)
+        (self.plan if record.under == "plan" else self.lead_in).add(record)
+
+    def is_first_under_plan(self, record: StepRecord) -> bool:
+        return record.under == "plan" and len(self.plan.step_s) == 1
+
+    @property
+    def settled(self) -> bool:
+        """There are steps under the plan beyond its warm-up."""
+        return len(self.plan.step_s) > WARM_UP_STEPS
+
+    def baseline(self, info: RunInfo) -> Baseline | None:
+        """As far as it is known by now."""
+        choice, plan, lead_in = info.baseline, self.plan.figures(), self.lead_in.figures()
+        if choice.stored is not None:
+            return choice.stored
+        if choice.is_baseline and plan is not None:
+            return Baseline("measured", plan)
+        if lead_in is None or plan is None:
+            return None
+        if choice.scale == 1:
+            return Baseline("measured", lead_in)
+        return Baseline("estimated", estimated(lead_in, plan, choice.scale))
 
 
 def summarise(
@@ -92,8 +138,9 @@ def summarise(
     ended_at: str,
 ) -> Summary:
     """`info` and `throughput` are None when the run failed before its first step was ready."""
-    step_s = _median(tally.step_s)
-    tokens_per_s = info.tokens_per_step / step_s if info and step_s else None
+    figures = tally.plan.figures()
+    tokens_per_s = info.tokens_per_step / figures.step_s if info and figures else None
+    baseline = tally.baseline(info) if info else None
     losses = [*(info.earlier_losses if info else ()), *tally.losses]
     last = tally.last
     return Summary(
@@ -104,15 +151,17 @@ def summarise(
         val_loss=tally.val_loss if end.val_loss is None else end.val_loss,
         tokens_per_s=tokens_per_s,
         mfu=throughput.mfu(tokens_per_s) if throughput and tokens_per_s else None,
-        forward_s=_median(tally.forward_s),
-        backward_s=_median(tally.backward_s),
-        step_s=step_s,
-        peak_allocated_bytes=tally.peak_allocated_bytes,
-        peak_saved_bytes=tally.peak_saved_bytes,
+        forward_s=figures.forward_s if figures else None,
+        backward_s=figures.backward_s if figures else None,
+        step_s=figures.step_s if figures else None,
+        peak_allocated_bytes=figures.peak_allocated_bytes if figures else None,
+        peak_saved_bytes=figures.peak_saved_bytes if figures else None,
         kept_bytes=last.kept_bytes if last else None,
         offloaded_bytes=last.offloaded_bytes if last else None,
         recomputed_bytes=last.recomputed_bytes if last else None,
         rss_bytes=last.rss_bytes if last else None,
+        baseline=baseline,
+        delta=delta(figures, baseline.figures) if figures and baseline else None,
         effects=tuple(tally.effects),
         model=config.model.name,
         recompute=config.recompute.granularity.value,
@@ -127,10 +176,6 @@ def summarise(
         versions=dict(info.versions) if info else {},
         hardware=dict(hardware),
     )
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values[min(WARM_UP_STEPS, len(values) - 1) :]) if values else None
 
 
 def _larger(a: int | None, b: int | None) -> int | None:

@@ -42,6 +42,11 @@ def percent_text(share: float | None) -> str:
     return NOTHING if share is None else f"{share:.1%}"
 
 
+def change_text(share: float | None) -> str:
+    """0.123 -> "+12.3%"."""
+    return NOTHING if share is None else f"{share:+.1%}"
+
+
 def duration_text(seconds: float) -> str:
     """3725.4 -> "1:02:05"."""
     minutes, second = divmod(round(seconds), 60)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config.schema import TrainerConfig
+from trainer.report.baseline import Under
 from trainer.report.observer import EffectRow, Observer, StepRecord
 from trainer.run.step import Stepper
 from trainer.run.stop import StopRequest
@@ -46,18 +47,21 @@ def run_loop(
     tokens_per_step: int,
     save: Callable[[int, int, list[float]], None],
     effects: Callable[[], Sequence[EffectRow]],
+    under: Callable[[int], Under],
     stop: StopRequest,
 ) -> RunResult:
     """Train from `start` to trainer.steps. Collective.
 
     Args:
         save: writes a checkpoint of (step, consumed samples, losses so far).
-        effects: what the memory options did, asked once after the first step.
+        effects: what the memory options did, asked once after the first step under the plan.
+        under: what the step after so many of this run's runs under, asked before each.
     """
     step, consumed, losses = start.step, start.consumed_samples, list(start.losses)
     evaluates = trainer.eval_batches > 0
     val_loss: float | None = None
     saved_step = start.step
+    told_effects = False
 
     def save_here() -> None:
         nonlocal saved_step
@@ -67,6 +71,7 @@ def run_loop(
             saved_step = step
 
     while step < trainer.steps:
+        runs_under = under(step - start.step)
         outcome = stepper.train(consumed, lambda: stop.signal is not None)
         step += 1
         consumed += global_batch
@@ -83,9 +88,11 @@ def run_loop(
                 backward_s=outcome.times.backward_s,
                 optimizer_s=outcome.times.optimizer_s,
                 memory=outcome.memory,
+                under=runs_under,
             )
         )
-        if step == start.step + 1:
+        if runs_under == "plan" and not told_effects:
+            told_effects = True
             observer.effects(effects())
         seen = _not_finite(outcome.loss, outcome.grad_norm)
         if seen:

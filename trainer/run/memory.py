@@ -34,12 +34,14 @@ class RunMemory:
             ConfigError: the host memory that the plan needs can't be had.
         """
         self._strict = config.strict
-        self._chunks = chunks
+        self.chunks = chunks
         self._switches = megatron_switches(config)
         self._native = config.engine.name is Engine.megatron
         seed = plan.make_seed(config, torch.cuda.is_available())
+        #: what the configuration asks for; None: Megatron's own switches act
+        self.plan = None if self._native else seed.plan
         self._engine = MemoryEngine(
-            None if self._native else seed.plan,
+            self.plan,
             seed.requests,
             host_bytes=0 if self._native else _host_bytes(config, seed.plan, chunks),
             host_limit_bytes=_host_limit_bytes(config),
@@ -51,6 +53,13 @@ class RunMemory:
                 "offload", str(error), "Offload less (fraction, modules, num_layers) or raise offload.host_limit_gib"
             ) from None
 
+    def switch(self, plan: Plan) -> None:
+        """Between steps: go on under another plan. Not for engine=megatron: its switches act on building a model."""
+        self._engine.switch(plan)
+        if torch.cuda.is_available():
+            # blocks cut for the other plan's tensors would count as fragmentation of this one's
+            torch.cuda.empty_cache()
+
     def begin_step(self) -> None:
         self._engine.begin_step()
 
@@ -59,7 +68,7 @@ class RunMemory:
 
     def effects(self) -> Sequence[EffectRow]:
         """What each option did in the last step. Raises ConfigError under strict=true where one did nothing."""
-        found = native_effects(self._chunks, self._switches) if self._native else self._engine.effects()
+        found = native_effects(self.chunks, self._switches) if self._native else self._engine.effects()
         idle = next((effect for effect in found if not effect.layers), None)
         if idle and self._strict:
             raise ConfigError(

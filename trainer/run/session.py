@@ -13,11 +13,13 @@ from trainer.config.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.report.observer import Observer, RunEnd
 from trainer.run import checkpoint, state
-from trainer.run.about import run_info
+from trainer.run.about import measured_fingerprint, run_info
+from trainer.run.baseline import LeadIn, choose
 from trainer.run.build import Built, build
 from trainer.run.data.batches import Batches
 from trainer.run.data.samples import SampleSource, open_samples
 from trainer.run.distributed import batch_shape, world
+from trainer.run.fit import fits
 from trainer.run.loop import RunResult, Start, run_loop
 from trainer.run.stop import StopRequest
 
@@ -55,7 +57,19 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
             sharded = state.sharded_state(built.chunks, built.optimizer, loading=False)
             checkpoint.save(folder, progress, resolved_yaml, sharded, config.trainer.checkpoint_keep)
 
-        observer.run_started(run_info(config, output_dir, here, vocab_size, tokens_per_step, start))
+        alike = measured_fingerprint(config, here, vocab_size, batches.shape.global_batch)
+        baseline = choose(
+            config.baseline,
+            built.memory.plan,
+            steps=config.trainer.steps - start.step,
+            resume=config.resume,
+            fingerprint=alike,
+            fits=lambda plan: fits(plan, config, vocab_size, built.memory.chunks),
+        )
+        lead_in = LeadIn(baseline, built.memory.plan, built.memory.switch)
+        observer.run_started(
+            run_info(config, output_dir, here, vocab_size, tokens_per_step, start, baseline, fingerprint=alike)
+        )
         try:
             end = run_loop(
                 config.trainer,
@@ -66,6 +80,7 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
                 tokens_per_step=tokens_per_step,
                 save=save,
                 effects=built.memory.effects,
+                under=lead_in.under,
                 stop=stop,
             )
         except BaseException as error:

@@ -32,7 +32,7 @@ def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_
     Not in it, so free to change: the learning rate and its schedule, the batch size, where the data lie, and all memory
     options.
     """
-    model = {f"model.{key}": value for key, value in _plain(config.model).items() if key not in _FREE_MODEL_KEYS}
+    model = {f"model.{key}": value for key, value in plain(config.model).items() if key not in _FREE_MODEL_KEYS}
     parallel = config.parallel
     return {
         **model,
@@ -55,7 +55,7 @@ def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_
     }
 
 
-def _plain(group: Any) -> dict[str, Any]:
+def plain(group: Any) -> dict[str, Any]:
     """A dataclass as JSON would give it back, so that read and current values compare."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(group), default=lambda value: value.value))
     return plain

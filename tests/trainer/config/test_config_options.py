@@ -33,6 +33,8 @@ def companions(group: str, option: str, folder: Path) -> list[str]:
     if (group, option) == ("plan", "file"):
         (folder / "plan.yaml").write_text("num_layers: 4\n")
         return [f"plan.path={folder}/plan.yaml"]
+    if (group, option) == ("baseline", "file"):
+        return [f"baseline.path={folder}"]
     if (group, option) == ("data", "text"):
         (folder / "a.txt").write_text("text")
         return [f"data.path={folder}/*.txt"]

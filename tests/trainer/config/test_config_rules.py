@@ -134,6 +134,11 @@ BAD = [
         "parallel.overlap_param_gather",
         "Add parallel.overlap_grad_reduce=true",
     ),
+    # measure
+    ("baseline.steps=0", "baseline.steps", "baseline.steps=1 or more"),
+    ("baseline.mode=file", "baseline.path", "Add baseline.path=FOLDER"),
+    ("baseline.mode=file baseline.path=no/such", "baseline.path", "there is no folder no/such"),
+    ("baseline.path=outputs", "baseline.path", "only baseline=file reads it"),
     # run
     ("trainer.steps=0", "trainer.steps", "trainer.steps=1 or more"),
     ("trainer.seed=0", "trainer.seed", "trainer.seed=1 or more"),

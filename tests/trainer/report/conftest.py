@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.config.schema import Config, LoggerConfig, TrainerConfig, WandbMode
+from trainer.report.baseline import Choice
 from trainer.report.observer import RunInfo, StepMemory, StepRecord
 
 
@@ -39,6 +40,8 @@ def make_info(config: Config, tmp_path: Path) -> Callable[..., RunInfo]:
             "hardware": {"driver": "570.1"},
             "first_step": 1,
             "earlier_losses": [],
+            "baseline": Choice(""),
+            "fingerprint": {"device": "NVIDIA H200"},
         }
         return RunInfo(**(fields | changes))
 

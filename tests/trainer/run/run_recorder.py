@@ -13,7 +13,7 @@ class Recorder:
         self.info: RunInfo | None = None
         self.steps: list[StepRecord] = []
         self.evaluations: list[tuple[int, float]] = []
-        self.effect_calls = 0
+        self.effects_after: list[int] = []
         self.ends: list[RunEnd] = []
 
     def run_started(self, info: RunInfo) -> None:
@@ -24,7 +24,7 @@ class Recorder:
         self._on_step(record.step)
 
     def effects(self, rows: Sequence[EffectRow]) -> None:
-        self.effect_calls += 1
+        self.effects_after.append(self.steps[-1].step)
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self.evaluations.append((step, val_loss))

@@ -53,6 +53,7 @@ class Ran:
         start: Start = Start(0, 0, []),
         stop_after: int | None = None,
         stop_within: int | None = None,
+        lead_in: int = 0,
         **trainer: Any,
     ) -> None:
         self.saved: list[tuple[int, int, int]] = []
@@ -82,6 +83,7 @@ class Ran:
             tokens_per_step=160,
             save=save,
             effects=lambda: (),
+            under=lambda done: "keep" if done < lead_in else "plan",
             stop=stop,
         )
 
@@ -92,7 +94,7 @@ def test_a_plain_run() -> None:
     assert stepper.consumed == [0, 10, 20, 30]
     assert ran.saved == []
     assert ran.watcher.evaluations == [(4, 104.0)]
-    assert ran.watcher.effect_calls == 1
+    assert ran.watcher.effects_after == [1]
     record = ran.watcher.steps[1]
     assert (record.step, record.loss, record.tokens) == (2, 0.5, 160)
     assert (record.step_s, record.forward_s, record.backward_s, record.optimizer_s) == (3.0, 1.0, 2.0, 0.5)
@@ -114,7 +116,7 @@ def test_a_start_in_the_middle() -> None:
     ran = Ran(stepper := Scripted(first=3), Start(2, 25, [9.0, 8.0]), steps=4, eval_batches=0)
     assert ran.end.losses == [9.0, 8.0, 1 / 3, 1 / 4]
     assert stepper.consumed == [25, 35]
-    assert ran.watcher.effect_calls == 1
+    assert ran.watcher.effects_after == [3]
 
 
 def test_a_stop_is_noticed_by_the_next_step_and_saved_once() -> None:
@@ -144,3 +146,14 @@ def test_a_loss_that_is_no_number_stops_without_saving(loss: float) -> None:
 def test_so_does_a_gradient() -> None:
     ran = Ran(Scripted(norms={2: math.inf}), steps=9)
     assert ran.end.status == "diverged" and ran.end.message == "step 2: the gradient norm is inf at loss 0.5"
+
+
+def test_steps_say_what_they_ran_under_and_effects_wait_for_the_plan() -> None:
+    ran = Ran(Scripted(first=3), Start(2, 20, [9.0, 8.0]), lead_in=2, steps=6, eval_batches=0)
+    assert [(record.step, record.under) for record in ran.watcher.steps] == [
+        (3, "keep"),
+        (4, "keep"),
+        (5, "plan"),
+        (6, "plan"),
+    ]
+    assert ran.watcher.effects_after == [5]

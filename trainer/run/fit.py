@@ -1,0 +1,74 @@
+"""Whether a plan's step fits the device, by closed forms over what is already there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+import torch
+from megatron.core import parallel_state
+
+from memory.plan import Action, Plan
+from memory.sites import INSIDE_REGION, SITES, LayerShape
+from models.loss_head import head_bytes, resolve_loss_head
+from trainer.config.schema import Config, OptimizerName
+from trainer.plan import layer_shape
+
+#: of the free memory that an estimate may fill: closed forms know nothing of kernels' workspaces and fragmentation
+_MARGIN = 0.85
+#: Adam's two moments in fp32; SGD's one
+_STATE_BYTES = {OptimizerName.adam: 8, OptimizerName.sgd: 4, OptimizerName.none: 0}
+
+
+def kept_bytes(plan: Plan, shape: LayerShape, layers: Iterable[int]) -> int:
+    """Device bytes that these layers keep for backward for one micro-batch, as far as their sites' sizes are known."""
+    total = 0
+    for number in layers:
+        span = plan.span_of(number)
+        if span is not None and number != span[0]:
+            continue
+        layer = plan.layers[number]
+        lost = {site for region in layer.regions for site in INSIDE_REGION[region]}
+        sites = ["layer_input"] if span else [site for site in SITES if site not in lost]
+        total += sum(SITES[site].bytes_of(shape) for site in sites if layer.action(site) is Action.keep)
+    return total
+
+
+def fits(plan: Plan, config: Config, vocab_size: int, chunks: Iterable[Any]) -> bool:
+    """Whether steps under this plan fit what is free on this rank, before the first one has made optimizer states.
+
+    Counts what the layers and the loss head keep for as many micro-batches as are in flight (1F1B), one layer's
+    gradients, and what optimizer and gradients still have to allocate.
+    """
+    has_cuda = torch.cuda.is_available()
+    shape, parallel = layer_shape(config, has_cuda), config.parallel
+    modules = list(chunks)
+    layers = [layer.layer_number - 1 for chunk in modules for layer in chunk.decoder.layers]
+    in_flight = parallel.pipeline - parallel_state.get_pipeline_model_parallel_rank()
+    parameters = sum(parameter.numel() for chunk in modules for parameter in chunk.parameters())
+    states = parameters * _STATE_BYTES[config.optim.name]
+    if parallel.distributed_optimizer:
+        states //= parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    gradients = parameters * shape.element_bytes if config.optim.name is OptimizerName.none else 0
+    padded = config.model.padded_vocab_size(vocab_size, parallel.tensor)
+    head = resolve_loss_head(config.model, shape.tokens, padded, shape.element_bytes, parallel.tensor)
+    loss = head_bytes(
+        head,
+        tokens=shape.tokens,
+        hidden=shape.hidden,
+        padded_vocab=padded,
+        element_bytes=shape.element_bytes,
+        tensor_parallel=parallel.tensor,
+        sequence_parallel=parallel.sequence_parallel,
+    )
+    one_layer = sum(site.bytes_of(shape) for site in SITES.values())
+    saved = in_flight * (kept_bytes(plan, shape, layers) + loss.kept)
+    return saved + loss.transient + one_layer + states + gradients < _MARGIN * _free_bytes()
+
+
+def _free_bytes() -> int:
+    if not torch.cuda.is_available():
+        return int(psutil.virtual_memory().available)
+    free, _ = torch.cuda.mem_get_info()
+    return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
