@@ -15,6 +15,7 @@ import torch
 
 from memory.engine.handles import Ticket
 from memory.engine.ledger import Ledger
+from memory.engine.meter import LinkMeter
 from memory.engine.pinned import Buffer, PinnedPool
 
 
@@ -24,6 +25,7 @@ class CudaHostTier:
     def __init__(self, pool: PinnedPool, ledger: Ledger, window_layers: float) -> None:
         """window_layers: how many layers, or layers' worth of bytes, a way out may take before compute waits."""
         self._pool, self.ledger, self._window_layers = pool, ledger, window_layers
+        self.meter = LinkMeter(cuda=True)
         self._out, self._back = torch.cuda.Stream(), torch.cuda.Stream()
         #: the oldest first; those whose original is gone by another way are passed over
         self._leaving: deque[_CudaTicket] = deque()
@@ -45,7 +47,7 @@ class CudaHostTier:
         self._out.wait_stream(torch.cuda.current_stream())
         if buffer.last_read is not None:
             self._out.wait_event(buffer.last_read)
-        with torch.cuda.stream(self._out):
+        with torch.cuda.stream(self._out), self.meter.span("out", nbytes):
             self.copy(ticket.host(), tensor)
         ticket.left.record(self._out)
         self._leaving.append(ticket)
@@ -78,11 +80,16 @@ class CudaHostTier:
         # The memory may have been another tensor's until just now on the compute stream.
         self._back.wait_stream(torch.cuda.current_stream())
         self._back.wait_event(ticket.left)
-        with torch.cuda.stream(self._back):
+        with torch.cuda.stream(self._back), self.meter.span("back", ticket.nbytes):
             self.copy(device, ticket.host())
         ticket.back.record(self._back)
         ticket.buffer.last_read = ticket.back
         return device
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Let compute stand still until then."""
+        with self.meter.span("stall"):
+            torch.cuda.current_stream().wait_event(event)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """On the current stream."""
@@ -125,7 +132,7 @@ class _CudaTicket:
     def let_go(self) -> None:
         """Drop the original as soon as it is out."""
         if self._original is not None:
-            torch.cuda.current_stream().wait_event(self.left)
+            self._tier.wait(self.left)
             self._take_original()
 
     def _take_original(self) -> torch.Tensor:
@@ -147,7 +154,7 @@ class _CudaTicket:
         self.prefetch()
         returned, self._returned = self._returned, None
         assert returned is not None
-        torch.cuda.current_stream().wait_event(self.back)
+        self._tier.wait(self.back)
         return returned
 
     def release(self) -> None:

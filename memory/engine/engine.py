@@ -11,6 +11,7 @@ from memory.engine.census import Census, Effect
 from memory.engine.door import Books
 from memory.engine.host import EmulatedHostTier, HostTier
 from memory.engine.ledger import Ledger, StepBytes
+from memory.engine.meter import LinkUse
 from memory.plan import Plan
 from memory.seed import Request
 
@@ -63,7 +64,9 @@ class MemoryEngine:
         self._plan, self._books.min_offload_bytes = plan, plan.min_offload_bytes
         self._attachments = [Attachment(chunk, plan, self._books) for chunk in self._modules]
 
-    def begin_step(self) -> None:
+    def begin_step(self, metered: bool = False) -> None:
+        """metered: time this step's copies, for link_use()."""
+        self._books.tier.meter.begin_step(metered)
         self._ledger.begin_step()
         self.census.clear()
         # Anew each step: an optimizer may move parameters into buffers of its own after attach().
@@ -73,6 +76,10 @@ class MemoryEngine:
 
     def end_step(self) -> StepBytes:
         return self._ledger.end_step()
+
+    def link_use(self) -> LinkUse:
+        """The copies of the last metered step, asked once the device has caught up with it."""
+        return self._books.tier.meter.read()
 
     @property
     def held_bytes(self) -> int:

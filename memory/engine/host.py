@@ -12,9 +12,12 @@ from typing import Protocol
 import torch
 
 from memory.engine.handles import Ticket
+from memory.engine.meter import LinkMeter
 
 
 class HostTier(Protocol):
+    meter: LinkMeter
+
     @property
     def pool_bytes(self) -> int:
         """Bytes of host memory taken from the system."""
@@ -51,13 +54,14 @@ class EmulatedHostTier:
 
     def __init__(self) -> None:
         self._pool = HostPool()
+        self.meter = LinkMeter(cuda=False)
 
     @property
     def pool_bytes(self) -> int:
         return self._pool.pool_bytes
 
     def offload(self, tensor: torch.Tensor) -> Ticket:
-        return _EmulatedTicket(self._pool, tensor)
+        return _EmulatedTicket(self._pool, self.meter, tensor)
 
     def leave_layer(self) -> None:
         pass
@@ -67,11 +71,12 @@ class EmulatedHostTier:
 
 
 class _EmulatedTicket:
-    def __init__(self, pool: HostPool, tensor: torch.Tensor) -> None:
-        self._pool = pool
+    def __init__(self, pool: HostPool, meter: LinkMeter, tensor: torch.Tensor) -> None:
+        self._pool, self._meter = pool, meter
         self._like = torch.empty_like(tensor, device="meta")
         self._buffer = pool.take(tensor.numel() * tensor.element_size())
-        self._host().copy_(tensor)
+        with meter.span("out", self._buffer.numel()):
+            self._host().copy_(tensor)
         self._device: torch.Tensor | None = None
 
     def _host(self) -> torch.Tensor:
@@ -81,7 +86,8 @@ class _EmulatedTicket:
         if self._device is not None:
             return 0
         self._device = torch.empty_strided(self._like.size(), self._like.stride(), dtype=self._like.dtype)
-        self._device.copy_(self._host())
+        with self._meter.span("back", self._buffer.numel()):
+            self._device.copy_(self._host())
         return self._device.untyped_storage().nbytes()
 
     def fetch(self) -> torch.Tensor:

@@ -16,8 +16,8 @@ from trainer.config.compose import compose_command, prepare
 from trainer.config.errors import ConfigError, ConfigErrors
 from trainer.config.machine import Machine
 from trainer.config.rules import validate
-from trainer.report.metrics import step_metrics
-from trainer.report.observer import StepMemory, StepRecord
+from trainer.report.metrics import interval_metrics, step_metrics
+from trainer.report.observer import Interval, RankUse, StepMemory, StepRecord
 from trainer.report.summary import Summary
 from trainer.report.throughput import UNKNOWN, Throughput
 
@@ -102,7 +102,11 @@ def test_every_key_of_the_records_is_told() -> None:
     assert told_keys("result.json") == {field.name for field in dataclasses.fields(Summary)}
     memory = StepMemory(0, 0, 0, 0, None, 0)
     record = StepRecord(1, 1.0, None, 1.0, 1, 1.0, 1.0, 1.0, 1.0, memory)
-    assert told_keys("metrics.jsonl") == set(step_metrics(record, Throughput(1.0, 1, UNKNOWN)))
+    throughput = Throughput(1.0, 1, UNKNOWN)
+    assert told_keys("metrics.jsonl") == set(step_metrics(record, throughput))
+    rank = RankUse(0, 0, 1.0, 1.0, 1.0, 0.0, 1, None, None, None, 0, 0, 1)
+    interval = Interval(1, "plan", [rank], {}, {}, None, {}, None)
+    assert told_keys("Intervals in metrics.jsonl") == set(interval_metrics(interval, record, throughput))
 
 
 def test_the_plan_file_shown_is_a_plan() -> None:

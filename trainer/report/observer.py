@@ -1,8 +1,8 @@
 """What a run tells whoever watches it. Imports no torch.
 
 The run calls, in this order: `run_started` once; then for each step `step_done`, with `effects` once after the first
-of them under the plan, and `evaluated` after each evaluation; `run_ended` once, also when the run failed. Every rank
-may call: whether anything is written is the observer's matter.
+of them under the plan, `interval` every so many steps and `evaluated` after each evaluation; `run_ended` once, also
+when the run failed. Every rank may call: whether anything is written is the observer's matter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trainer.config.schema import Config
-from trainer.report.baseline import Choice, Under
+from trainer.report.baseline import Choice, Delta, Under
 
 Status = Literal["completed", "interrupted", "diverged", "failed"]
 
@@ -80,6 +80,65 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class RankUse:
+    """One rank in the last step of an interval. None where there is no GPU."""
+
+    rank: int
+    #: of the pipeline
+    stage: int
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    #: compute stood still for copies over the link
+    stall_s: float
+    peak_saved_bytes: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_bytes: int | None
+    #: host memory taken for offloading, and how much of it may be
+    host_pool_bytes: int
+    host_limit_bytes: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of one step between device and host, the reporting rank's."""
+
+    out_bytes: int
+    #: while copying: the sum of the copies' own times
+    out_s: float
+    back_bytes: int
+    back_s: float
+    #: of a large copy alone, measured before the first step
+    link_out_bytes_per_s: float
+    link_back_bytes_per_s: float
+    #: what the driver counted meanwhile, all traffic; None: not offered here
+    counted_out_bytes: int | None
+    counted_back_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What is looked at more closely every `trainer.log_every` steps."""
+
+    #: the last step of the interval, of which all but `delta` tells
+    step: int
+    under: Under
+    ranks: Sequence[RankUse]
+    #: of the reporting rank's peak: what for -> bytes
+    categories: Mapping[str, int]
+    #: site -> action -> bytes in the step, the reporting rank's
+    sites: Mapping[str, Mapping[str, int]]
+    #: None: nothing is copied
+    copies: Copies | None
+    #: forward FLOPs that backward does again, by recomputed module
+    recomputed_flops_per_token: Mapping[str, float]
+    #: medians of the interval over the baseline's
+    delta: Delta | None
+
+
+@dataclass(frozen=True)
 class EffectRow:
     """What one requested memory option did in the first step; no layers means that it did nothing."""
 
@@ -109,6 +168,8 @@ class Observer(Protocol):
     def step_done(self, record: StepRecord) -> None: ...
 
     def effects(self, rows: Sequence[EffectRow]) -> None: ...
+
+    def interval(self, interval: Interval) -> None: ...
 
     def evaluated(self, step: int, val_loss: float) -> None: ...
 

@@ -17,8 +17,8 @@ from trainer.plan import shown_plan
 from trainer.report.baseline import BASELINE, to_json
 from trainer.report.launch import Launch
 from trainer.report.machine import host_facts
-from trainer.report.metrics import step_metrics
-from trainer.report.observer import EffectRow, RunEnd, RunInfo, Status, StepRecord
+from trainer.report.metrics import interval_metrics, step_metrics
+from trainer.report.observer import EffectRow, Interval, RunEnd, RunInfo, Status, StepRecord
 from trainer.report.records import CONFIG, PLAN, RESULT, MetricsFile, write_atomically, write_result
 from trainer.report.screen import Screen
 from trainer.report.summary import Summary, Tally, summarise
@@ -60,6 +60,7 @@ class Reporter:
         self._metrics: MetricsFile | None = None
         self._wandb: WandbLogger | None = None
         self._unlogged: dict[str, Any] | None = None
+        self._record: StepRecord | None = None
         self.summary: Summary | None = None
         if self._rank == 0:
             output_dir.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,7 @@ class Reporter:
         self._tally.add(record)
         if self._tally.is_first_under_plan(record) and self._info and not self._info.baseline.is_baseline:
             self._store_baseline(self._info)
+        self._record = record
         row = step_metrics(record, self._throughput)
         self._metrics.append(row)
         self._screen.step(record)
@@ -116,12 +118,21 @@ class Reporter:
 
     def _store_baseline(self, info: RunInfo) -> None:
         """Once it is measured, so that a run that goes on from this one has it even if this one is killed."""
-        baseline = self._tally.baseline(info)
+        baseline = self._tally.baseline(info.baseline)
         if baseline is not None and baseline.source == "measured":
             write_atomically(self._folder / BASELINE, to_json(baseline.figures, info.fingerprint))
 
     def effects(self, rows: Sequence[EffectRow]) -> None:
         self._tally.effects = tuple(rows)
+
+    def interval(self, interval: Interval) -> None:
+        self._tally.note(interval)
+        if self._throughput is None or self._metrics is None or self._wandb is None or self._record is None:
+            return
+        row = interval_metrics(interval, self._record, self._throughput)
+        self._metrics.append(row)
+        self._wandb.log_interval(row)
+        self._screen.interval(row, interval.delta)
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self._tally.val_loss = val_loss

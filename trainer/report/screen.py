@@ -7,8 +7,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, Group
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from memory.table import LEGEND
 from trainer.plan import ShownPlan
+from trainer.report.baseline import Delta
 from trainer.report.observer import EffectRow, RunInfo, StepRecord
 from trainer.report.summary import Summary
 from trainer.report.throughput import MEASURED, Throughput
@@ -31,6 +32,7 @@ from trainer.report.units import (
     flops_text,
     milliseconds_text,
     percent_text,
+    rate_text,
 )
 
 _REFRESH_S = 0.1
@@ -79,6 +81,30 @@ class Screen:
             width = len(str(self._total))
             self._print(f"step {record.step:>{width}}/{self._total}  {self._step_text(record)}")
 
+    def interval(self, row: Mapping[str, Any], change: Delta | None) -> None:
+        """What goes beyond one step."""
+        parts = [f"HFU {percent_text(row['hfu'])}"] if row["recomputed_flops"] else []
+        if change is not None and any(dataclasses.astuple(change)):
+            parts.append(
+                f"over baseline: step {change_text(change.step)}, backward {change_text(change.backward)}, "
+                f"peak saved {change_text(change.peak_saved)}"
+            )
+        if row["peak_device_share"] is not None:
+            parts.append(f"peak {percent_text(row['peak_device_share'])} of the device")
+        if row["copy_out_bytes_per_s"] is not None:
+            parts.append(
+                f"copies {rate_text(row['copy_out_bytes_per_s'])} out, {rate_text(row['copy_back_bytes_per_s'])} back, "
+                f"stall {milliseconds_text(row['stall_s'])}"
+            )
+        if parts:
+            self._note("  ".join(parts))
+
+    def _note(self, text: str) -> None:
+        if self._live:
+            self._live.note(text)
+        else:
+            self._print(f"  {text}")
+
     def evaluated(self, step: int, val_loss: float) -> None:
         self._print(f"step {step}  validation loss {val_loss:.4f}")
 
@@ -123,7 +149,8 @@ class _LiveProgress:
         )
         self._task = self._bar.add_task("step", total=total, completed=completed)
         self._text = Text("first step")
-        self._live = Live(Group(self._bar, self._text), console=console, auto_refresh=False)
+        self._note = Text("")
+        self._live = Live(Group(self._bar, self._text, self._note), console=console, auto_refresh=False)
         self._live.start(refresh=True)
         self._drawn_s = time.monotonic()
         # log lines must go through the live display, which took sys.stdout and sys.stderr over: else they tear it
@@ -139,6 +166,9 @@ class _LiveProgress:
         if time.monotonic() - self._drawn_s >= _REFRESH_S:
             self._live.refresh()
             self._drawn_s = time.monotonic()
+
+    def note(self, text: str) -> None:
+        self._note.plain = text
 
     def stop(self) -> None:
         for handler, stream in self._handlers:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.schema import Config
-from trainer.report.baseline import WARM_UP_STEPS, Baseline, Delta, Figures, delta, estimated, settled_median
-from trainer.report.observer import EffectRow, RunEnd, RunInfo, StepMemory, StepRecord
+from trainer.report.baseline import WARM_UP_STEPS, Baseline, Choice, Delta, Figures, delta, estimated, settled_median
+from trainer.report.observer import EffectRow, Interval, RunEnd, RunInfo, StepMemory, StepRecord
 from trainer.report.throughput import Throughput
 
 
@@ -97,6 +97,9 @@ class Tally:
     #: the steps before the plan was switched on
     lead_in: Steps = field(default_factory=Steps)
     last: StepMemory | None = None
+    #: the last interval under the plan, and the last before it
+    last_interval: Interval | None = None
+    lead_in_interval: Interval | None = None
     val_loss: float | None = None
     effects: Sequence[EffectRow] = ()
 
@@ -104,6 +107,12 @@ class Tally:
         self.losses.append(record.loss)
         self.last = record.memory
         (self.plan if record.under == "plan" else self.lead_in).add(record)
+
+    def note(self, interval: Interval) -> None:
+        if interval.under == "plan":
+            self.last_interval = interval
+        else:
+            self.lead_in_interval = interval
 
     def is_first_under_plan(self, record: StepRecord) -> bool:
         return record.under == "plan" and len(self.plan.step_s) == 1
@@ -113,9 +122,9 @@ class Tally:
         """There are steps under the plan beyond its warm-up."""
         return len(self.plan.step_s) > WARM_UP_STEPS
 
-    def baseline(self, info: RunInfo) -> Baseline | None:
+    def baseline(self, choice: Choice) -> Baseline | None:
         """As far as it is known by now."""
-        choice, plan, lead_in = info.baseline, self.plan.figures(), self.lead_in.figures()
+        plan, lead_in = self.plan.figures(), self.lead_in.figures()
         if choice.stored is not None:
             return choice.stored
         if choice.is_baseline and plan is not None:
@@ -140,7 +149,7 @@ def summarise(
     """`info` and `throughput` are None when the run failed before its first step was ready."""
     figures = tally.plan.figures()
     tokens_per_s = info.tokens_per_step / figures.step_s if info and figures else None
-    baseline = tally.baseline(info) if info else None
+    baseline = tally.baseline(info.baseline) if info else None
     losses = [*(info.earlier_losses if info else ()), *tally.losses]
     last = tally.last
     return Summary(

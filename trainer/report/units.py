@@ -34,6 +34,11 @@ def flops_text(flops_per_s: float | None) -> str:
     return f"{flops_per_s / 1e12:.1f} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.1f} GFLOP/s"
 
 
+def rate_text(bytes_per_s: float | None) -> str:
+    """5.52e10 -> "55.2 GB/s"."""
+    return NOTHING if bytes_per_s is None else f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
 def milliseconds_text(seconds: float | None) -> str:
     return NOTHING if seconds is None else f"{seconds * 1e3:.1f} ms"
 

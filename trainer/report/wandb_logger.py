@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from trainer.config.schema import Config, WandbMode
 from trainer.report.launch import Launch
+from trainer.report.metrics import flat
 from trainer.report.wandb_mode import has_credentials, wandb_mode
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,11 @@ class WandbLogger:
     def log(self, row: Mapping[str, Any]) -> None:
         """`row` as in metrics.jsonl, with its "step"; what is None is left out."""
         values = {_NAMES[key]: value for key, value in row.items() if key in _NAMES and value is not None}
+        self._guarded(lambda run: run.log({STEP: row["step"], **values}))
+
+    def log_interval(self, row: Mapping[str, Any]) -> None:
+        """`row` as interval_metrics makes it, under interval/..., nested names joined by slashes."""
+        values = {f"interval/{key}": value for key, value in flat(row).items() if value is not None and key != "step"}
         self._guarded(lambda run: run.log({STEP: row["step"], **values}))
 
     def show_sweep(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], pictures: Sequence[Path]) -> None:
@@ -167,7 +173,7 @@ def _start(
         settings=wandb.Settings(**known),
     )
     run.define_metric(STEP)
-    for pattern in ("train/*", "perf/*", "memory/*", "val/*"):
+    for pattern in ("train/*", "perf/*", "memory/*", "interval/*", "val/*"):
         run.define_metric(pattern, step_metric=STEP)
     run.define_metric("val/loss", step_metric=STEP, summary="min")
     for name in ("memory/peak_saved_bytes", "memory/peak_allocated_bytes"):

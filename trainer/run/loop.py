@@ -12,6 +12,7 @@ from trainer.report.baseline import Under
 from trainer.report.observer import EffectRow, Observer, StepRecord
 from trainer.run.step import Stepper
 from trainer.run.stop import StopRequest
+from trainer.run.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def run_loop(
     save: Callable[[int, int, list[float]], None],
     effects: Callable[[], Sequence[EffectRow]],
     under: Callable[[int], Under],
+    watch: Watch,
     stop: StopRequest,
 ) -> RunResult:
     """Train from `start` to trainer.steps. Collective.
@@ -55,6 +57,7 @@ def run_loop(
     Args:
         save: writes a checkpoint of (step, consumed samples, losses so far).
         effects: what the memory options did, asked once after the first step under the plan.
+        watch: looks closer every so many steps.
         under: what the step after so many of this run's runs under, asked before each.
     """
     step, consumed, losses = start.step, start.consumed_samples, list(start.losses)
@@ -72,25 +75,28 @@ def run_loop(
 
     while step < trainer.steps:
         runs_under = under(step - start.step)
-        outcome = stepper.train(consumed, lambda: stop.signal is not None)
+        due = watch.due(step + 1)
+        outcome = stepper.train(consumed, lambda: stop.signal is not None, metered=due)
         step += 1
         consumed += global_batch
         losses.append(outcome.loss)
-        observer.step_done(
-            StepRecord(
-                step=step,
-                loss=outcome.loss,
-                grad_norm=outcome.grad_norm,
-                lr=outcome.lr,
-                tokens=tokens_per_step,
-                step_s=outcome.step_s,
-                forward_s=outcome.times.forward_s,
-                backward_s=outcome.times.backward_s,
-                optimizer_s=outcome.times.optimizer_s,
-                memory=outcome.memory,
-                under=runs_under,
-            )
+        record = StepRecord(
+            step=step,
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            lr=outcome.lr,
+            tokens=tokens_per_step,
+            step_s=outcome.step_s,
+            forward_s=outcome.times.forward_s,
+            backward_s=outcome.times.backward_s,
+            optimizer_s=outcome.times.optimizer_s,
+            memory=outcome.memory,
+            under=runs_under,
         )
+        watch.add(record)
+        observer.step_done(record)
+        if due:
+            observer.interval(watch.look(record))
         if runs_under == "plan" and not told_effects:
             told_effects = True
             observer.effects(effects())

@@ -13,8 +13,9 @@ from megatron.core import parallel_state
 from memory.engine.census import Effect
 from memory.engine.engine import MemoryEngine
 from memory.engine.ledger import StepBytes
+from memory.engine.meter import LinkUse
 from memory.engine.native import native_effects
-from memory.plan import Plan
+from memory.plan import Action, Plan
 from trainer import plan
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config, Engine
@@ -40,11 +41,12 @@ class RunMemory:
         seed = plan.make_seed(config, torch.cuda.is_available())
         #: what the configuration asks for; None: Megatron's own switches act
         self.plan = None if self._native else seed.plan
+        self.host_limit_bytes = _host_limit_bytes(config)
         self._engine = MemoryEngine(
             self.plan,
             seed.requests,
             host_bytes=0 if self._native else _host_bytes(config, seed.plan, chunks),
-            host_limit_bytes=_host_limit_bytes(config),
+            host_limit_bytes=self.host_limit_bytes,
         )
         try:
             self._engine.attach(chunks)
@@ -60,11 +62,22 @@ class RunMemory:
             # blocks cut for the other plan's tensors would count as fragmentation of this one's
             torch.cuda.empty_cache()
 
-    def begin_step(self) -> None:
-        self._engine.begin_step()
+    def begin_step(self, metered: bool) -> None:
+        self._engine.begin_step(metered)
 
     def end_step(self) -> StepBytes:
         return self._engine.end_step()
+
+    def link_use(self) -> LinkUse:
+        return self._engine.link_use()
+
+    def census_rows(self) -> list[tuple[int, str, Action, int, int]]:
+        """What the last step did: (layer, site, action, bytes, tensors)."""
+        return self._engine.census.rows()
+
+    @property
+    def host_pool_bytes(self) -> int:
+        return self._engine.host_pool_bytes
 
     def effects(self) -> Sequence[EffectRow]:
         """What each option did in the last step. Raises ConfigError under strict=true where one did nothing."""

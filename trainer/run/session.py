@@ -20,8 +20,10 @@ from trainer.run.data.batches import Batches
 from trainer.run.data.samples import SampleSource, open_samples
 from trainer.run.distributed import batch_shape, world
 from trainer.run.fit import fits
+from trainer.run.link import measure_link
 from trainer.run.loop import RunResult, Start, run_loop
 from trainer.run.stop import StopRequest
+from trainer.run.watch import Watch
 
 
 def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observer) -> RunResult:
@@ -67,6 +69,20 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
             fits=lambda plan: fits(plan, config, vocab_size, built.memory.chunks),
         )
         lead_in = LeadIn(baseline, built.memory.plan, built.memory.switch)
+        copies = built.memory.plan is not None and any(layer.offload for layer in built.memory.plan.layers)
+        link = measure_link(here.device) if copies else None
+        watch = Watch(
+            config,
+            memory=built.memory,
+            chunks=built.chunks,
+            optimizer=built.optimizer,
+            choice=baseline,
+            first_step=start.step + 1,
+            vocab_size=vocab_size,
+            micro_batches=batches.shape.micro_batches,
+            link=link,
+            device=here.device,
+        )
         observer.run_started(
             run_info(config, output_dir, here, vocab_size, tokens_per_step, start, baseline, fingerprint=alike)
         )
@@ -81,6 +97,7 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
                 save=save,
                 effects=built.memory.effects,
                 under=lead_in.under,
+                watch=watch,
                 stop=stop,
             )
         except BaseException as error:

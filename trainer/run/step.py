@@ -69,12 +69,15 @@ class Stepper:
         self._device = device
         self._forward_backward = get_forward_backward_func()
 
-    def train(self, consumed: int, stop_requested: Callable[[], bool]) -> StepOutcome:
-        """The step that follows `consumed` samples; this rank's wish to stop is asked for at its end."""
+    def train(self, consumed: int, stop_requested: Callable[[], bool], metered: bool) -> StepOutcome:
+        """The step that follows `consumed` samples; this rank's wish to stop is asked for at its end.
+
+        metered: copies over the link are timed.
+        """
         began = time.perf_counter()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        self._memory.begin_step()
+        self._memory.begin_step(metered)
         for chunk in self._chunks:
             chunk.train()
         self._update.clear()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainer.report.observer import EffectRow, RunEnd, RunInfo, StepRecord
+from trainer.report.observer import EffectRow, Interval, RunEnd, RunInfo, StepRecord
 
 
 class Recorder:
@@ -13,6 +13,7 @@ class Recorder:
         self.info: RunInfo | None = None
         self.steps: list[StepRecord] = []
         self.evaluations: list[tuple[int, float]] = []
+        self.intervals: list[Interval] = []
         self.effects_after: list[int] = []
         self.ends: list[RunEnd] = []
 
@@ -25,6 +26,9 @@ class Recorder:
 
     def effects(self, rows: Sequence[EffectRow]) -> None:
         self.effects_after.append(self.steps[-1].step)
+
+    def interval(self, interval: Interval) -> None:
+        self.intervals.append(interval)
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self.evaluations.append((step, val_loss))

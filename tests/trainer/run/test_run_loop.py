@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.run.run_recorder import Recorder
 from trainer.config.schema import TrainerConfig
-from trainer.report.observer import StepMemory
+from trainer.report.observer import StepMemory, StepRecord
 from trainer.run.clock import StepTimes
 from trainer.run.loop import RunResult, Start, run_loop
 from trainer.run.step import StepOutcome
@@ -27,7 +27,7 @@ class Scripted:
         self.within: Callable[[int], None] = lambda step: None
         self._first, self._losses, self._norms = first, losses or {}, norms or {}
 
-    def train(self, consumed: int, stop_requested: Callable[[], bool]) -> StepOutcome:
+    def train(self, consumed: int, stop_requested: Callable[[], bool], metered: bool) -> StepOutcome:
         step = self._first + len(self.consumed)
         self.consumed.append(consumed)
         self.within(step)
@@ -44,6 +44,22 @@ class Scripted:
         self.gathered = True
         yield
         self.gathered = False
+
+
+class Looks:
+    """A watch that is due every third step and sees the number of the step."""
+
+    def __init__(self) -> None:
+        self.added: list[int] = []
+
+    def due(self, step: int) -> bool:
+        return step % 3 == 0
+
+    def add(self, record: StepRecord) -> None:
+        self.added.append(record.step)
+
+    def look(self, record: StepRecord) -> int:
+        return record.step
 
 
 class Ran:
@@ -73,7 +89,7 @@ class Ran:
             assert stepper.gathered
             self.saved.append((step, consumed, len(losses)))
 
-        self.watcher = Recorder(on_step)
+        self.watcher, self.watch = Recorder(on_step), Looks()
         self.end: RunResult = run_loop(
             TrainerConfig(**trainer),
             start,
@@ -83,9 +99,16 @@ class Ran:
             tokens_per_step=160,
             save=save,
             effects=lambda: (),
+            watch=self.watch,  # type: ignore[arg-type]
             under=lambda done: "keep" if done < lead_in else "plan",
             stop=stop,
         )
+
+
+def test_it_is_looked_at_when_due() -> None:
+    ran = Ran(Scripted(), steps=7, eval_batches=0)
+    assert ran.watch.added == [1, 2, 3, 4, 5, 6, 7]
+    assert ran.watcher.intervals == [3, 6]  # type: ignore[comparison-overlap]
 
 
 def test_a_plain_run() -> None:
