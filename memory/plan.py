@@ -92,6 +92,18 @@ class Plan:
         sizes = [SITES[site].bytes_of(shape) for number in layers for site in self.layers[number].offload]
         return sum(size for size in sizes if size >= self.min_offload_bytes)
 
+    def kept_bytes(self, shape: LayerShape, layers: Iterable[int]) -> int:
+        """Device bytes that these layers keep for backward for one micro-batch, as far as sites' sizes are known."""
+        total = 0
+        for number in layers:
+            layer, span = self.layers[number], self.span_of(number)
+            lost = {site for region in layer.regions for site in INSIDE_REGION[region]}
+            sites = [site for site in SITES if site not in lost]
+            if span is not None:
+                sites = ["layer_input"] if number == span[0] else []
+            total += sum(SITES[site].bytes_of(shape) for site in sites if layer.action(site) is Action.keep)
+        return total
+
     def to_yaml(self) -> str:
         rows: list[dict[str, Any]] = []
         numbered = enumerate(self.layers)

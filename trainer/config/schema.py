@@ -163,6 +163,38 @@ class BaselineConfig:
     path: Optional[str] = None
 
 
+class GuardAction(Enum):
+    warn = "warn"
+    stop = "stop"
+    adapt = "adapt"
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Thresholds, each a share of 1, or null for none; looked at every trainer.log_every steps."""
+
+    #: warn: say what to type; stop: and end the run, with a checkpoint; adapt: and go on under the next thriftier plan
+    action: GuardAction = GuardAction.warn
+    #: peak of allocated memory, of the device's
+    peak: Optional[float] = 0.9
+    #: of the memory that the allocator holds at the peak, what is unused
+    unused_reserved: Optional[float] = 0.25
+    #: what copies need, of what the link carries during forward (out) or backward (back)
+    link: Optional[float] = 0.9
+    #: host memory taken for offloading, of what may be taken
+    host: Optional[float] = 0.9
+    #: loss of MFU, of the baseline's
+    mfu_drop: Optional[float] = 0.1
+    #: backward time added, of the baseline's
+    backward: Optional[float] = 0.2
+    #: FLOPs done again, of the model's
+    recomputed_flops: Optional[float] = 0.15
+    #: a recomputed module that frees less than this of all that would be kept ...
+    module_saves: Optional[float] = 0.01
+    #: ... and does more than this of the model's FLOPs again
+    module_costs: float = 0.02
+
+
 class WandbMode(Enum):
     online = "online"
     offline = "offline"
@@ -211,6 +243,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     #: an option that changes nothing on this model is an error, not a warning

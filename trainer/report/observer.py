@@ -1,8 +1,9 @@
 """What a run tells whoever watches it. Imports no torch.
 
 The run calls, in this order: `run_started` once; then for each step `step_done`, with `effects` once after the first
-of them under the plan, `interval` every so many steps and `evaluated` after each evaluation; `run_ended` once, also
-when the run failed. Every rank may call: whether anything is written is the observer's matter.
+of them under the plan, `interval` every so many steps, with `advised` where a threshold was passed, and `evaluated`
+after each evaluation; `run_ended` once, also when the run failed. Every rank may call: whether anything is written is
+the observer's matter.
 """
 
 from __future__ import annotations
@@ -139,6 +140,20 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Advice:
+    """A threshold of the guard group that was passed, and what to do about it."""
+
+    #: the key under `guard`
+    threshold: str
+    problem: str
+    #: what to type, or to set where no override does it
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.problem} (guard.{self.threshold}): {self.remedy}"
+
+
+@dataclass(frozen=True)
 class EffectRow:
     """What one requested memory option did in the first step; no layers means that it did nothing."""
 
@@ -170,6 +185,8 @@ class Observer(Protocol):
     def effects(self, rows: Sequence[EffectRow]) -> None: ...
 
     def interval(self, interval: Interval) -> None: ...
+
+    def advised(self, step: int, advice: Sequence[Advice]) -> None: ...
 
     def evaluated(self, step: int, val_loss: float) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -12,18 +13,20 @@ from typing import Any
 
 import yaml
 
-from trainer.config.schema import Config
+from trainer.config.schema import Config, GuardAction
 from trainer.plan import shown_plan
 from trainer.report.baseline import BASELINE, to_json
 from trainer.report.launch import Launch
 from trainer.report.machine import host_facts
 from trainer.report.metrics import interval_metrics, step_metrics
-from trainer.report.observer import EffectRow, Interval, RunEnd, RunInfo, Status, StepRecord
+from trainer.report.observer import Advice, EffectRow, Interval, RunEnd, RunInfo, Status, StepRecord
 from trainer.report.records import CONFIG, PLAN, RESULT, MetricsFile, write_atomically, write_result
 from trainer.report.screen import Screen
 from trainer.report.summary import Summary, Tally, summarise
 from trainer.report.throughput import Throughput, find_peak
 from trainer.report.wandb_logger import WandbLogger
+
+log = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -133,6 +136,16 @@ class Reporter:
         self._metrics.append(row)
         self._wandb.log_interval(row)
         self._screen.interval(row, interval.delta)
+
+    def advised(self, step: int, advice: Sequence[Advice]) -> None:
+        self._tally.advice += advice
+        if self._metrics is None:
+            return
+        self._metrics.append({"step": step, "advice": [dataclasses.asdict(one) for one in advice]})
+        for one in advice:
+            log.warning("%s", one)
+        if self._config.guard.action is GuardAction.adapt:
+            log.warning("guard.action=adapt: there is no ladder of plans to step along, so the plan stays")
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self._tally.val_loss = val_loss

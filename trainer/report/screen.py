@@ -120,6 +120,8 @@ class Screen:
         self._console.print(summary_table(summary, folder))
         if summary.effects:
             self._console.print(effects_table(summary.effects))
+        for advice in summary.advice:
+            self._print(f"advice: {advice}")
 
     def _step_text(self, record: StepRecord) -> str:
         tokens_per_s = record.tokens / record.step_s

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.schema import Config
 from trainer.report.baseline import WARM_UP_STEPS, Baseline, Choice, Delta, Figures, delta, estimated, settled_median
-from trainer.report.observer import EffectRow, Interval, RunEnd, RunInfo, StepMemory, StepRecord
+from trainer.report.observer import Advice, EffectRow, Interval, RunEnd, RunInfo, StepMemory, StepRecord
 from trainer.report.throughput import Throughput
 
 
@@ -43,6 +43,7 @@ class Summary:
     #: the plan over its baseline
     delta: Delta | None
     effects: Sequence[EffectRow]
+    advice: Sequence[Advice]
     model: str
     recompute: str
     offload: str
@@ -102,6 +103,7 @@ class Tally:
     lead_in_interval: Interval | None = None
     val_loss: float | None = None
     effects: Sequence[EffectRow] = ()
+    advice: list[Advice] = field(default_factory=list)
 
     def add(self, record: StepRecord) -> None:
         self.losses.append(record.loss)
@@ -172,6 +174,7 @@ def summarise(
         baseline=baseline,
         delta=delta(figures, baseline.figures) if figures and baseline else None,
         effects=tuple(tally.effects),
+        advice=tuple(tally.advice),
         model=config.model.name,
         recompute=config.recompute.granularity.value,
         offload=config.offload.kind.value,

@@ -9,8 +9,8 @@ import psutil
 import torch
 from megatron.core import parallel_state
 
-from memory.plan import Action, Plan
-from memory.sites import INSIDE_REGION, SITES, LayerShape
+from memory.plan import Plan
+from memory.sites import SITES
 from models.loss_head import head_bytes, resolve_loss_head
 from trainer.config.schema import Config, OptimizerName
 from trainer.plan import layer_shape
@@ -19,20 +19,6 @@ from trainer.plan import layer_shape
 _MARGIN = 0.85
 #: Adam's two moments in fp32; SGD's one
 _STATE_BYTES = {OptimizerName.adam: 8, OptimizerName.sgd: 4, OptimizerName.none: 0}
-
-
-def kept_bytes(plan: Plan, shape: LayerShape, layers: Iterable[int]) -> int:
-    """Device bytes that these layers keep for backward for one micro-batch, as far as their sites' sizes are known."""
-    total = 0
-    for number in layers:
-        span = plan.span_of(number)
-        if span is not None and number != span[0]:
-            continue
-        layer = plan.layers[number]
-        lost = {site for region in layer.regions for site in INSIDE_REGION[region]}
-        sites = ["layer_input"] if span else [site for site in SITES if site not in lost]
-        total += sum(SITES[site].bytes_of(shape) for site in sites if layer.action(site) is Action.keep)
-    return total
 
 
 def fits(plan: Plan, config: Config, vocab_size: int, chunks: Iterable[Any]) -> bool:
@@ -63,7 +49,7 @@ def fits(plan: Plan, config: Config, vocab_size: int, chunks: Iterable[Any]) -> 
         sequence_parallel=parallel.sequence_parallel,
     )
     one_layer = sum(site.bytes_of(shape) for site in SITES.values())
-    saved = in_flight * (kept_bytes(plan, shape, layers) + loss.kept)
+    saved = in_flight * (plan.kept_bytes(shape, layers) + loss.kept)
     return saved + loss.transient + one_layer + states + gradients < _MARGIN * _free_bytes()
 
 

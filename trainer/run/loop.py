@@ -11,13 +11,13 @@ from trainer.config.schema import TrainerConfig
 from trainer.report.baseline import Under
 from trainer.report.observer import EffectRow, Observer, StepRecord
 from trainer.run.step import Stepper
-from trainer.run.stop import StopRequest
+from trainer.run.stop import GUARD, StopRequest
 from trainer.run.watch import Watch
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, the same on every rank."""
+    """How a run ended, the same on every rank but for the message."""
 
     status: Literal["completed", "interrupted", "diverged"]
     #: number of the last step taken
@@ -25,7 +25,7 @@ class RunResult:
     #: of all steps, those before a resume included
     losses: list[float]
     val_loss: float | None
-    #: why, for a person
+    #: why, for a person; of a stop by the guard only the first rank knows
     message: str
 
 
@@ -96,7 +96,13 @@ def run_loop(
         watch.add(record)
         observer.step_done(record)
         if due:
-            observer.interval(watch.look(record))
+            interval = watch.look(record)
+            observer.interval(interval)
+            advice = watch.judge(interval)
+            if advice:
+                observer.advised(step, advice)
+                if watch.stops:
+                    stop.signal = GUARD
         if runs_under == "plan" and not told_effects:
             told_effects = True
             observer.effects(effects())
@@ -111,7 +117,7 @@ def run_loop(
                 step,
                 losses,
                 val_loss,
-                f"stopped by a signal, saved after step {step} of {trainer.steps}",
+                f"stopped by {stop.reason}, saved after step {step} of {trainer.steps}",
             )
         if trainer.checkpoint_every and step % trainer.checkpoint_every == 0:
             save_here()

@@ -7,6 +7,9 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+#: stands in for a signal's name when the guard wants the run to stop
+GUARD = "guard"
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -14,9 +17,13 @@ class StopRequest:
     """While entered, turns the first SIGTERM or SIGINT into a request; the second one acts as it did before."""
 
     def __init__(self) -> None:
-        #: name of the signal that came; None: none did
+        #: name of the signal that came, or GUARD; None: nothing did
         self.signal: str | None = None
         self._before: dict[int, Any] = {}
+
+    @property
+    def reason(self) -> str:
+        return "the guard" if self.signal == GUARD else "a signal"
 
     def __enter__(self) -> StopRequest:
         # Python lets only the main thread set handlers; elsewhere, signals are the caller's matter

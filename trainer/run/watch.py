@@ -12,9 +12,12 @@ from megatron.core import parallel_state
 
 from memory.plan import Plan
 from models.flops import flops_per_token
-from trainer.config.schema import Config
+from trainer.config.schema import Config, GuardAction
+from trainer.plan import layer_shape
 from trainer.report.baseline import WARM_UP_STEPS, Choice, Delta, delta
-from trainer.report.observer import Copies, Interval, RankUse, StepRecord
+from trainer.report.guard import advise
+from trainer.report.observation import freed_shares, observe
+from trainer.report.observer import Advice, Copies, Interval, RankUse, StepRecord
 from trainer.report.recomputed import recomputed_flops_per_token
 from trainer.report.summary import Steps, Tally
 from trainer.run.holdings import holdings
@@ -56,6 +59,7 @@ class Watch:
         padded = config.model.padded_vocab_size(vocab_size, config.parallel.tensor)
         self._flops = flops_per_token(config.model, padded, config.model.seq_length)
         self._lead_in, self._interval = Steps(), Steps()
+        self._told: set[str] = set()
 
     def due(self, step: int) -> bool:
         """Whether to look after this step; asked before it."""
@@ -101,6 +105,22 @@ class Watch:
         )
         self._interval = Steps()
         return interval
+
+    @property
+    def stops(self) -> bool:
+        """Whether an advice ends the run."""
+        return self._config.guard.action is GuardAction.stop
+
+    def judge(self, interval: Interval) -> list[Advice]:
+        """What the guard has to say that it has not said before; the first rank speaks for all."""
+        plan = self._memory.plan
+        if interval.under != "plan" or plan is None or dist.get_rank() > 0:
+            return []
+        freed = freed_shares(plan, layer_shape(self._config, self._device.type == "cuda"))
+        seen = observe(interval, self._flops.total, freed)
+        fresh = [advice for advice in advise(self._config, seen) if advice.threshold not in self._told]
+        self._told.update(advice.threshold for advice in fresh)
+        return fresh
 
     def _delta(self) -> Delta | None:
         """Of the interval's steps, once they are more than the warm-up."""

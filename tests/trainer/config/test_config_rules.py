@@ -136,6 +136,7 @@ BAD = [
     ),
     # measure
     ("baseline.steps=0", "baseline.steps", "baseline.steps=1 or more"),
+    ("guard.peak=-1", "guard.peak", "guard.peak=0 or more"),
     ("baseline.mode=file", "baseline.path", "Add baseline.path=FOLDER"),
     ("baseline.mode=file baseline.path=no/such", "baseline.path", "there is no folder no/such"),
     ("baseline.path=outputs", "baseline.path", "only baseline=file reads it"),

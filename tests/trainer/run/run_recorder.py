@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainer.report.observer import EffectRow, Interval, RunEnd, RunInfo, StepRecord
+from trainer.report.observer import Advice, EffectRow, Interval, RunEnd, RunInfo, StepRecord
 
 
 class Recorder:
@@ -14,6 +14,7 @@ class Recorder:
         self.steps: list[StepRecord] = []
         self.evaluations: list[tuple[int, float]] = []
         self.intervals: list[Interval] = []
+        self.advice: list[tuple[int, Advice]] = []
         self.effects_after: list[int] = []
         self.ends: list[RunEnd] = []
 
@@ -29,6 +30,9 @@ class Recorder:
 
     def interval(self, interval: Interval) -> None:
         self.intervals.append(interval)
+
+    def advised(self, step: int, advice: Sequence[Advice]) -> None:
+        self.advice += [(step, one) for one in advice]
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self.evaluations.append((step, val_loss))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.run.run_recorder import Recorder
 from trainer.config.schema import TrainerConfig
-from trainer.report.observer import StepMemory, StepRecord
+from trainer.report.observer import Advice, StepMemory, StepRecord
 from trainer.run.clock import StepTimes
 from trainer.run.loop import RunResult, Start, run_loop
 from trainer.run.step import StepOutcome
@@ -51,6 +51,8 @@ class Looks:
 
     def __init__(self) -> None:
         self.added: list[int] = []
+        self.advises_at = 0
+        self.stops = False
 
     def due(self, step: int) -> bool:
         return step % 3 == 0
@@ -61,6 +63,9 @@ class Looks:
     def look(self, record: StepRecord) -> int:
         return record.step
 
+    def judge(self, interval: int) -> list[Advice]:
+        return [Advice("peak", "too much", "do less")] if interval == self.advises_at else []
+
 
 class Ran:
     def __init__(
@@ -70,6 +75,8 @@ class Ran:
         stop_after: int | None = None,
         stop_within: int | None = None,
         lead_in: int = 0,
+        advises_at: int = 0,
+        stops: bool = False,
         **trainer: Any,
     ) -> None:
         self.saved: list[tuple[int, int, int]] = []
@@ -90,6 +97,7 @@ class Ran:
             self.saved.append((step, consumed, len(losses)))
 
         self.watcher, self.watch = Recorder(on_step), Looks()
+        self.watch.advises_at, self.watch.stops = advises_at, stops
         self.end: RunResult = run_loop(
             TrainerConfig(**trainer),
             start,
@@ -109,6 +117,17 @@ def test_it_is_looked_at_when_due() -> None:
     ran = Ran(Scripted(), steps=7, eval_batches=0)
     assert ran.watch.added == [1, 2, 3, 4, 5, 6, 7]
     assert ran.watcher.intervals == [3, 6]  # type: ignore[comparison-overlap]
+
+
+def test_advice_is_told_and_stops_the_run_where_the_guard_says_so() -> None:
+    warned = Ran(Scripted(), advises_at=3, steps=7, eval_batches=0)
+    assert warned.watcher.advice == [(3, Advice("peak", "too much", "do less"))]
+    assert warned.end.status == "completed"
+    stopped = Ran(Scripted(), advises_at=3, stops=True, steps=7)
+    # as after a signal: the next step notices
+    assert (stopped.end.status, stopped.end.step) == ("interrupted", 4)
+    assert stopped.end.message == "stopped by the guard, saved after step 4 of 7"
+    assert stopped.saved == [(4, 40, 4)]
 
 
 def test_a_plain_run() -> None:

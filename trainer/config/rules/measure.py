@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
 from trainer.config.rules.common import at_least
-from trainer.config.schema import BaselineMode, Config
+from trainer.config.schema import BaselineMode, Config, GuardConfig
+
+_THRESHOLDS = [field.name for field in dataclasses.fields(GuardConfig) if field.name != "action"]
 
 
 def size_problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
     yield from at_least(config, 1, "baseline.steps")
+    yield from at_least(config, 0, *(f"guard.{name}" for name in _THRESHOLDS))
 
 
 def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
