@@ -9,32 +9,33 @@ from memory.plan import Plan
 from memory.sites import INSIDE_REGION, SITES, LayerShape
 
 LEGEND = "·: inside a region that is run again; bytes: one layer, one micro-batch, one rank"
-_INSIDE = "·"
+#: of a site that lies in such a region
+INSIDE = "·"
 
 
 def plan_table(plan: Plan, shape: LayerShape) -> tuple[list[str], list[list[str]]]:
     """(header, rows): a row for each site, then one for the regions if there are any."""
     columns: dict[tuple[str, ...], list[int]] = {}
     for number in range(len(plan.layers)):
-        columns.setdefault(_column(plan, number), []).append(number)
+        columns.setdefault(layer_cells(plan, number), []).append(number)
     header = ["site", "MiB", *(f"layers {_numbers_text(numbers)}" for numbers in columns.values())]
     mib = [f"{site.bytes_of(shape) / (1 << 20):.2f}" if name != "rest" else "" for name, site in SITES.items()]
     rows = [list(row) for row in zip([*SITES, "regions"], [*mib, ""], *columns, strict=True)]
     return header, rows if any(rows[-1][2:]) else rows[:-1]
 
 
-def _column(plan: Plan, number: int) -> tuple[str, ...]:
+def layer_cells(plan: Plan, number: int) -> tuple[str, ...]:
     """What one layer does with each site, then its regions."""
     layer, span = plan.layers[number], plan.span_of(number)
     if span is not None:
         # Spans of one length are shown alike: all their heads in one column, all their other layers in another.
         head = number == span[0]
-        inside = [_INSIDE] * (len(SITES) - 1)
+        inside = [INSIDE] * (len(SITES) - 1)
         size = span[1] - span[0]
         region = "layer" if size == 1 else f"{size} layers as one" if head else f"of {size}"
-        return (layer.action("layer_input").value if head else _INSIDE, *inside, region)
+        return (layer.action("layer_input").value if head else INSIDE, *inside, region)
     lost = {site for region in layer.regions for site in INSIDE_REGION[region]}
-    cells = [_INSIDE if site in lost else layer.action(site).value for site in SITES]
+    cells = [INSIDE if site in lost else layer.action(site).value for site in SITES]
     return (*cells, " ".join(sorted(layer.regions)))
 
 

@@ -33,6 +33,7 @@ class Figures:
     step_s: float
     forward_s: float
     backward_s: float
+    optimizer_s: float
     peak_saved_bytes: int
     #: None on a CPU
     peak_allocated_bytes: int | None
@@ -103,6 +104,7 @@ def estimated(partial: Figures, plan: Figures, scale: float) -> Figures:
         beyond(partial.step_s, plan.step_s),
         beyond(partial.forward_s, plan.forward_s),
         beyond(partial.backward_s, plan.backward_s),
+        beyond(partial.optimizer_s, plan.optimizer_s),
         round(beyond(partial.peak_saved_bytes, plan.peak_saved_bytes)),
         allocated,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from memory.plan import Plan
 from trainer.config.schema import Config
 from trainer.report.baseline import Choice, Delta, Under
 
@@ -41,6 +42,8 @@ class RunInfo:
     first_step: int
     #: losses of the steps before first_step, in order
     earlier_losses: Sequence[float]
+    #: None: Megatron's own switches act
+    plan: Plan | None
     baseline: Choice
     #: what another run must share with this one for their times to be comparable
     fingerprint: Mapping[str, Any]

@@ -14,13 +14,14 @@ from typing import Any
 import yaml
 
 from trainer.config.schema import Config, GuardAction
-from trainer.plan import shown_plan
+from trainer.plan import layer_shape, shown_plan
 from trainer.report.baseline import BASELINE, to_json
 from trainer.report.launch import Launch
 from trainer.report.machine import host_facts
 from trainer.report.metrics import interval_metrics, step_metrics
 from trainer.report.observer import Advice, EffectRow, Interval, RunEnd, RunInfo, Status, StepRecord
 from trainer.report.records import CONFIG, PLAN, RESULT, MetricsFile, write_atomically, write_result
+from trainer.report.run_report import write_report
 from trainer.report.screen import Screen
 from trainer.report.summary import Summary, Tally, summarise
 from trainer.report.throughput import Throughput, find_peak
@@ -168,11 +169,21 @@ class Reporter:
             self._store_baseline(self._info)
         if self._metrics:
             self._metrics.close()
+        pictures = self._report(self.summary)
         self._screen.final(self.summary, str(self._folder))
         if self._wandb:
             if self._unlogged:
                 self._wandb.log(self._unlogged)
+            self._wandb.show_pictures("report", pictures)
             self._wandb.finish(_numbers(self.summary), succeeded=end.status in ("completed", "interrupted"))
+
+    def _report(self, summary: Summary) -> list[Path]:
+        if self._info is None:
+            return []
+        import torch
+
+        shape = layer_shape(self._config, torch.cuda.is_available())
+        return write_report(self._folder, summary, self._tally, self._info.plan, shape)
 
     @property
     def _writes(self) -> bool:

@@ -66,6 +66,7 @@ class Steps:
     step_s: list[float] = field(default_factory=list)
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
+    optimizer_s: list[float] = field(default_factory=list)
     peak_saved_bytes: int | None = None
     peak_allocated_bytes: int | None = None
 
@@ -73,6 +74,7 @@ class Steps:
         self.step_s.append(record.step_s)
         self.forward_s.append(record.forward_s)
         self.backward_s.append(record.backward_s)
+        self.optimizer_s.append(record.optimizer_s)
         self.peak_saved_bytes = _larger(self.peak_saved_bytes, record.memory.peak_saved_bytes)
         self.peak_allocated_bytes = _larger(self.peak_allocated_bytes, record.memory.peak_allocated_bytes)
 
@@ -84,6 +86,7 @@ class Steps:
             settled_median(self.step_s),
             settled_median(self.forward_s),
             settled_median(self.backward_s),
+            settled_median(self.optimizer_s),
             self.peak_saved_bytes,
             self.peak_allocated_bytes,
         )

@@ -96,10 +96,19 @@ class WandbLogger:
         def put(run: Any) -> None:
             import wandb
 
-            shown: dict[str, Any] = {"sweep/jobs": wandb.Table(columns=list(columns), data=[list(row) for row in rows])}
-            run.log(shown | {f"sweep/{picture.stem}": wandb.Image(str(picture)) for picture in pictures})
+            run.log({"sweep/jobs": wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
         self._guarded(put)
+        self.show_pictures("sweep", pictures)
+
+    def show_pictures(self, section: str, pictures: Sequence[Path]) -> None:
+        def put(run: Any) -> None:
+            import wandb
+
+            run.log({f"{section}/{picture.stem}": wandb.Image(str(picture)) for picture in pictures})
+
+        if pictures:
+            self._guarded(put)
 
     def finish(self, final: Mapping[str, Any], succeeded: bool) -> None:
         """Puts `final` into the run's summary and ends it; the server gets FINISH_TIMEOUT_S to take the rest."""

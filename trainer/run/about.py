@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memory.plan import Plan
 from models.flops import flops_per_token
 from models.parameters import parameter_count
 from trainer.config.schema import Config
@@ -39,6 +40,7 @@ def run_info(
     vocab_size: int,
     tokens_per_step: int,
     start: Start,
+    plan: Plan | None,
     baseline: Choice,
     fingerprint: Mapping[str, Any],
 ) -> RunInfo:
@@ -55,6 +57,7 @@ def run_info(
         hardware=host_facts(),
         first_step=start.step + 1,
         earlier_losses=start.losses,
+        plan=plan,
         baseline=baseline,
         fingerprint=fingerprint,
     )

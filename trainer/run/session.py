@@ -84,7 +84,17 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
             device=here.device,
         )
         observer.run_started(
-            run_info(config, output_dir, here, vocab_size, tokens_per_step, start, baseline, fingerprint=alike)
+            run_info(
+                config,
+                output_dir,
+                here,
+                vocab_size,
+                tokens_per_step,
+                start,
+                plan=built.memory.plan,
+                baseline=baseline,
+                fingerprint=alike,
+            )
         )
         try:
             end = run_loop(

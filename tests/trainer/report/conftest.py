@@ -40,6 +40,7 @@ def make_info(config: Config, tmp_path: Path) -> Callable[..., RunInfo]:
             "hardware": {"driver": "570.1"},
             "first_step": 1,
             "earlier_losses": [],
+            "plan": None,
             "baseline": Choice(""),
             "fingerprint": {"device": "NVIDIA H200"},
         }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trainer.config.schema import BaselineConfig, BaselineMode, Config
 from trainer.report.baseline import Choice, Figures, to_json
 from trainer.report.launch import Launch
 from trainer.report.reporter import Reporter
+from trainer.report.units import milliseconds_text
 from trainer.run.baseline import LeadIn, choose, keep_some
 from trainer.run.session import train
 
@@ -23,7 +25,7 @@ MakeConfig = Callable[..., Config]
 
 ACT = LayerPlan(recompute=frozenset({"act_out"}))
 ALL_ACT = Plan(layers=(ACT,) * 8)
-FIGURES = Figures(0.5, 0.1, 0.3, 100, None)
+FIGURES = Figures(0.5, 0.1, 0.3, 0.05, 100, None)
 
 
 def decided(plan: Plan | None = ALL_ACT, fits: Callable[[Plan], bool] = lambda plan: True, **changes: Any) -> Choice:
@@ -149,5 +151,10 @@ def test_the_records_hold_the_plan_against_its_baseline(
         assert run["baseline"]["figures"]["peak_saved_bytes"] == kept["peak_saved_bytes"]
         assert run["delta"]["peak_saved_bytes"] == saved
         assert run["delta"]["step"] == run["step_s"] / run["baseline"]["figures"]["step_s"] - 1
+    report = (tmp_path / "a" / "report.md").read_text()
+    pictures = re.findall(r"!\[\w+\]\((\w+\.png)\)", report)
+    assert pictures == ["time.png", "memory.png", "plan.png"]
+    assert all((tmp_path / "a" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert f"| step | {milliseconds_text(in_run['step_s'])} |" in report
     with pytest.raises(ConfigError, match=r"trainer.micro_batch_size was 4 and is 2"):
         result("d", baseline=BaselineConfig(BaselineMode.file, path=path), micro_batch_size=2)
