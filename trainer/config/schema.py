@@ -195,6 +195,21 @@ class GuardConfig:
     module_costs: float = 0.02
 
 
+class ProfileKind(Enum):
+    none = "none"
+    trace = "trace"
+    memory = "memory"
+    nvtx = "nvtx"
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    #: trace: a timeline; memory: the CUDA allocator's history; nvtx: ranges for Nsight Systems
+    kind: ProfileKind = ProfileKind.none
+    #: steps to look at, after the plan's warm-up
+    steps: int = 3
+
+
 class WandbMode(Enum):
     online = "online"
     offline = "offline"
@@ -244,6 +259,7 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     #: an option that changes nothing on this model is an error, not a warning

@@ -10,6 +10,7 @@ from typing import Literal
 from trainer.config.schema import TrainerConfig
 from trainer.report.baseline import Under
 from trainer.report.observer import EffectRow, Observer, StepRecord
+from trainer.run.profile import Profile
 from trainer.run.step import Stepper
 from trainer.run.stop import GUARD, StopRequest
 from trainer.run.watch import Watch
@@ -50,6 +51,7 @@ def run_loop(
     effects: Callable[[], Sequence[EffectRow]],
     under: Callable[[int], Under],
     watch: Watch,
+    profile: Profile,
     stop: StopRequest,
 ) -> RunResult:
     """Train from `start` to trainer.steps. Collective.
@@ -57,6 +59,7 @@ def run_loop(
     Args:
         save: writes a checkpoint of (step, consumed samples, losses so far).
         effects: what the memory options did, asked once after the first step under the plan.
+        profile: of a few steps, if any.
         watch: looks closer every so many steps.
         under: what the step after so many of this run's runs under, asked before each.
     """
@@ -76,7 +79,8 @@ def run_loop(
     while step < trainer.steps:
         runs_under = under(step - start.step)
         due = watch.due(step + 1)
-        outcome = stepper.train(consumed, lambda: stop.signal is not None, metered=due)
+        with profile.step(step - start.step):
+            outcome = stepper.train(consumed, lambda: stop.signal is not None, metered=due)
         step += 1
         consumed += global_batch
         losses.append(outcome.loss)

@@ -22,6 +22,7 @@ from trainer.run.distributed import batch_shape, world
 from trainer.run.fit import fits
 from trainer.run.link import measure_link
 from trainer.run.loop import RunResult, Start, run_loop
+from trainer.run.profile import Profile
 from trainer.run.stop import StopRequest
 from trainer.run.watch import Watch
 
@@ -83,6 +84,14 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
             link=link,
             device=here.device,
         )
+        profile = Profile(
+            config.profile,
+            built.memory.chunks,
+            output_dir,
+            rank=here.rank,
+            lead_in=baseline.steps,
+            steps=config.trainer.steps - start.step,
+        )
         observer.run_started(
             run_info(
                 config,
@@ -108,6 +117,7 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
                 effects=built.memory.effects,
                 under=lead_in.under,
                 watch=watch,
+                profile=profile,
                 stop=stop,
             )
         except BaseException as error:

@@ -136,6 +136,9 @@ BAD = [
     ),
     # measure
     ("baseline.steps=0", "baseline.steps", "baseline.steps=1 or more"),
+    ("profile.kind=memory", "profile.kind", "Write profile=trace"),
+    ("profile.kind=nvtx", "profile.kind", "this machine has none"),
+    ("profile.steps=0", "profile.steps", "profile.steps=1 or more"),
     ("guard.peak=-1", "guard.peak", "guard.peak=0 or more"),
     ("baseline.mode=file", "baseline.path", "Add baseline.path=FOLDER"),
     ("baseline.mode=file baseline.path=no/such", "baseline.path", "there is no folder no/such"),

@@ -3,15 +3,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.trainer.run.run_recorder import Recorder
-from trainer.config.schema import TrainerConfig
+from trainer.config.schema import ProfileConfig, TrainerConfig
 from trainer.report.observer import Advice, StepMemory, StepRecord
 from trainer.run.clock import StepTimes
 from trainer.run.loop import RunResult, Start, run_loop
+from trainer.run.profile import Profile
 from trainer.run.step import StepOutcome
 from trainer.run.stop import StopRequest
 
@@ -107,6 +109,7 @@ class Ran:
             tokens_per_step=160,
             save=save,
             effects=lambda: (),
+            profile=Profile(ProfileConfig(), [], Path(), rank=0, lead_in=0, steps=1),
             watch=self.watch,  # type: ignore[arg-type]
             under=lambda done: "keep" if done < lead_in else "plan",
             stop=stop,

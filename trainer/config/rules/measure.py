@@ -9,18 +9,24 @@ from pathlib import Path
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
 from trainer.config.rules.common import at_least
-from trainer.config.schema import BaselineMode, Config, GuardConfig
+from trainer.config.schema import BaselineMode, Config, GuardConfig, ProfileKind
 
 _THRESHOLDS = [field.name for field in dataclasses.fields(GuardConfig) if field.name != "action"]
 
 
 def size_problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
-    yield from at_least(config, 1, "baseline.steps")
+    yield from at_least(config, 1, "baseline.steps", "profile.steps")
     yield from at_least(config, 0, *(f"guard.{name}" for name in _THRESHOLDS))
 
 
 def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
     yield from _baseline(config)
+    if config.profile.kind in (ProfileKind.memory, ProfileKind.nvtx) and not machine.has_cuda:
+        yield ConfigError(
+            "profile.kind",
+            f"{config.profile.kind.value} looks at a GPU, and this machine has none",
+            "Write profile=trace or profile=none",
+        )
 
 
 def _baseline(config: Config) -> Iterator[ConfigError]:
