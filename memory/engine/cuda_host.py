@@ -30,15 +30,18 @@ class CudaHostTier:
         #: the oldest first; those whose original is gone by another way are passed over
         self._leaving: deque[_CudaTicket] = deque()
         self.leaving_bytes = 0
-        self._layer_bytes = self._largest_layer_bytes = 0
         self._layers_run = 0
-        #: most bytes held after letting late originals go
-        self._mark_bytes = 0
-        self._marking = True
+        self.begin_plan()
 
     @property
     def pool_bytes(self) -> int:
         return self._pool.pool_bytes
+
+    def begin_plan(self) -> None:
+        self._layer_bytes = self._largest_layer_bytes = 0
+        #: most bytes held after letting late originals go
+        self._mark_bytes = 0
+        self._marking = True
 
     def offload(self, tensor: torch.Tensor) -> Ticket:
         nbytes = tensor.numel() * tensor.element_size()

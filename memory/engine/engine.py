@@ -61,6 +61,7 @@ class MemoryEngine:
     def switch(self, plan: Plan) -> None:
         """Between steps: go on under another plan. Host memory already taken stays."""
         self.detach()
+        self._books.tier.begin_plan()
         self._plan, self._books.min_offload_bytes = plan, plan.min_offload_bytes
         self._attachments = [Attachment(chunk, plan, self._books) for chunk in self._modules]
 

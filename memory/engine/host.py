@@ -25,6 +25,9 @@ class HostTier(Protocol):
     def offload(self, tensor: torch.Tensor) -> Ticket:
         """Copy a tensor out; the caller lets go of it."""
 
+    def begin_plan(self) -> None:
+        """What comes goes by another plan than what went before."""
+
     def leave_layer(self) -> None:
         """The forward pass has run a layer."""
 
@@ -62,6 +65,9 @@ class EmulatedHostTier:
 
     def offload(self, tensor: torch.Tensor) -> Ticket:
         return _EmulatedTicket(self._pool, self.meter, tensor)
+
+    def begin_plan(self) -> None:
+        pass
 
     def leave_layer(self) -> None:
         pass

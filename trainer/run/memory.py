@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from memory.engine.engine import MemoryEngine
 from memory.engine.ledger import StepBytes
 from memory.engine.meter import LinkUse
 from memory.engine.native import native_effects
+from memory.options import Granularity
 from memory.plan import Action, Plan
 from trainer import plan
 from trainer.config.errors import ConfigError
@@ -38,9 +40,12 @@ class RunMemory:
         self.chunks = chunks
         self._switches = megatron_switches(config)
         self._native = config.engine.name is Engine.megatron
-        seed = plan.make_seed(config, torch.cuda.is_available())
+        has_cuda = torch.cuda.is_available()
+        seed = plan.make_seed(config, has_cuda)
         #: what the configuration asks for; None: Megatron's own switches act
         self.plan = None if self._native else seed.plan
+        #: what is recomputed, whoever does it
+        self.equivalent_plan = plan.make_seed(_as_megatron(config), has_cuda).plan if self._native else seed.plan
         self.host_limit_bytes = _host_limit_bytes(config)
         self._engine = MemoryEngine(
             self.plan,
@@ -94,6 +99,14 @@ class RunMemory:
 
 def megatron_switches(config: Config) -> dict[str, Any]:
     return plan.megatron_switches(config, torch.cuda.is_available())
+
+
+def _as_megatron(config: Config) -> Config:
+    """Unless told, Megatron's selective recomputation is of core_attn alone (TransformerConfig.recompute_modules)."""
+    recompute = config.recompute
+    if recompute.granularity is Granularity.selective and recompute.modules is None:
+        return dataclasses.replace(config, recompute=dataclasses.replace(recompute, modules=["core_attn"]))
+    return config
 
 
 def _key(effect: Effect) -> str:

@@ -91,7 +91,7 @@ class Watch:
             host_limit_bytes=self._memory.host_limit_bytes,
             rss_bytes=record.memory.rss_bytes,
         )
-        plan = self._memory.plan if record.under == "plan" else self._choice.lead_in
+        plan = self._memory.equivalent_plan if record.under == "plan" else self._choice.lead_in
         sites = self._sites()
         interval = Interval(
             step=record.step,
@@ -100,7 +100,7 @@ class Watch:
             categories=self._categories(own, sites),
             sites=sites,
             copies=self._copies(use),
-            recomputed_flops_per_token=self._recomputed(plan),
+            recomputed_flops_per_token=self._recomputed(plan) if plan else {},
             delta=self._delta(),
         )
         self._interval = Steps()
@@ -113,10 +113,9 @@ class Watch:
 
     def judge(self, interval: Interval) -> list[Advice]:
         """What the guard has to say that it has not said before; the first rank speaks for all."""
-        plan = self._memory.plan
-        if interval.under != "plan" or plan is None or dist.get_rank() > 0:
+        if interval.under != "plan" or dist.get_rank() > 0:
             return []
-        freed = freed_shares(plan, layer_shape(self._config, self._device.type == "cuda"))
+        freed = freed_shares(self._memory.equivalent_plan, layer_shape(self._config, self._device.type == "cuda"))
         seen = observe(interval, self._flops.total, freed)
         fresh = [advice for advice in advise(self._config, seen) if advice.threshold not in self._told]
         self._told.update(advice.threshold for advice in fresh)
@@ -168,8 +167,6 @@ class Watch:
             *counted,
         )
 
-    def _recomputed(self, plan: Plan | None) -> dict[str, float]:
-        if plan is None:
-            return {}
+    def _recomputed(self, plan: Plan) -> dict[str, float]:
         model = self._config.model
         return dict(recomputed_flops_per_token(plan, self._flops, model.num_layers, model.gated))

@@ -14,7 +14,7 @@ from memory.options import Granularity, Method, OffloadKind, OffloadOptions, Rec
 from models.config import Attention
 from models.flops import flops_per_token
 from tests.trainer.run.run_recorder import Recorder
-from trainer.config.schema import BaselineConfig, BaselineMode, Config, OptimizerName
+from trainer.config.schema import BaselineConfig, BaselineMode, Config, Engine, EngineConfig, OptimizerName
 from trainer.run.session import train
 
 MakeConfig = Callable[..., Config]
@@ -57,6 +57,22 @@ def test_flops_of_every_recompute_option_are_those_that_torch_counts(
     layers = config.model.num_layers
     dropped = flops.attention_core * (1 + (len(_layers_with_core_again(recompute, layers)) / layers) / 3)
     assert counter.get_total_flops() == pytest.approx(4 * 16 * (flops.total + sum(again.values()) + dropped), rel=1e-12)
+
+
+def test_megatrons_own_recomputation_is_counted_alike(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Unnamed, its selective recomputation is of the attention core alone."""
+    watcher = Recorder()
+    model = {"attention": Attention.unfused, "attention_dropout": 0.0}
+    selective_by_default = RecomputeOptions(Granularity.selective)
+    engine = EngineConfig(Engine.megatron)
+    config = make_config(steps=1, eval_batches=0, model=model, recompute=selective_by_default, engine=engine, optim=SGD)
+    with FlopCounterMode(display=False) as counter:
+        train(config, tmp_path, "", watcher)
+    (interval,) = watcher.intervals
+    flops = flops_per_token(config.model, 256, config.model.seq_length)
+    assert interval.recomputed_flops_per_token == {"core_attn": flops.attention_core / 3}
+    # once more for the half of the scores that the mask drops
+    assert counter.get_total_flops() == pytest.approx(4 * 16 * (flops.total + flops.attention_core * (1 + 2 / 3)))
 
 
 def _layers_with_core_again(recompute: RecomputeOptions, layers: int) -> range:
