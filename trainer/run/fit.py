@@ -38,7 +38,7 @@ def fits(plan: Plan, config: Config, vocab_size: int, chunks: Iterable[Any]) -> 
         states //= parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     gradients = parameters * shape.element_bytes if config.optim.name is OptimizerName.none else 0
     padded = config.model.padded_vocab_size(vocab_size, parallel.tensor)
-    head = resolve_loss_head(config.model, shape.tokens, padded, shape.element_bytes, parallel.tensor)
+    head = resolve_loss_head(config.model)
     loss = head_bytes(
         head,
         tokens=shape.tokens,

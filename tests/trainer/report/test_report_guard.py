@@ -57,7 +57,7 @@ TABLE = [
     ),
     (BOTH, {"peak": 0.93}, "peak", "'recompute.modules=[layernorm,mlp_act,mlp_fc1]'"),
     (modules(BOTH, "mlp_act", "mlp_fc1"), {"peak": 0.93}, "peak", "recompute=full recompute.modules=null"),
-    (replace(FULL, offload=FINE.offload), {"peak": 0.93}, "peak", "trainer.micro_batch_size=8"),
+    (replace(FULL, offload=FINE.offload), {"peak": 0.93}, "peak", "trainer.micro_batch_size=4"),
     (FILE, {"peak": 0.93}, "peak", "let the plan offload or recompute more, fc1_out first"),
     (
         NONE,
