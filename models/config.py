@@ -78,7 +78,8 @@ class ModelConfig:
     hidden_dropout: float = 0.0
     init_method_std: float = 0.02
     attention: Attention = Attention.auto
-    #: output layer and loss: full keeps tokens x vocabulary for backward, chunked makes that again piece by piece
+    #: output layer and loss: full keeps tokens x vocabulary in fp32 for backward, in_place the same bits in bf16;
+    #: chunked makes them again piece by piece
     loss_head: LossHead = LossHead.auto
     #: further fields of Megatron's TransformerConfig, checked against it by name
     extras: Dict[str, Any] = field(default_factory=dict)

@@ -120,7 +120,7 @@ class Precision(Enum):
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    steps: int = 520
+    steps: int = 500
     #: sequences per forward on one data-parallel rank
     micro_batch_size: int = 8
     #: sequences per optimizer step over all ranks; None: micro_batch_size x data-parallel size

@@ -159,7 +159,7 @@ BAD = [
     ),
     ("report=.", "report", "holds no jobs of a sweep"),
     ("report=nowhere", "report", "there is no folder nowhere"),
-    ("optim.warmup_steps=520", "optim.warmup_steps", "trainer.steps=520"),
+    ("optim.warmup_steps=500", "optim.warmup_steps", "trainer.steps=500"),
     ("optim.warmup_steps=10 trainer.schedule_steps=10", "optim.warmup_steps", "trainer.schedule_steps=10"),
     ("plan.path=x.yaml", "plan.path", "Add plan=file"),
     ("plan.source=file", "plan.path", "Add plan.path=FILE"),
