@@ -38,7 +38,8 @@ from trainer.config.compose import Composition, compose_command, prepare  # noqa
 from trainer.config.errors import ConfigError, ConfigErrors, RunFailed, print_errors, raise_if_any  # noqa: E402
 from trainer.config.machine import Machine, hydra_overrides_of_rank, this_machine  # noqa: E402
 from trainer.config.overrides import quoted  # noqa: E402
-from trainer.config.preview import print_preview, resolved_yaml  # noqa: E402
+from trainer.config.preview import print_explanation, print_preview, resolved_yaml  # noqa: E402
+from trainer.config.provenance import with_file  # noqa: E402
 from trainer.config.rules import launch_problems, machine_of_jobs, validate  # noqa: E402
 from trainer.config.schema import Config  # noqa: E402
 from trainer.config.strict import to_config  # noqa: E402
@@ -79,6 +80,9 @@ def _sweep(arguments: list[str], folder: str, config: Config) -> int:
 
 def _train(command: Command, composition: Composition, machine: Machine) -> int:
     config, sweep = composition.jobs[0].config, composition.sweep
+    if config.explain is not None:
+        print_explanation(composition.jobs)
+        return 0
     if not sweep or sweep.check_first:
         _check(composition, machine)
     if any(job.config.validate_only for job in composition.jobs):
@@ -100,7 +104,9 @@ def _train(command: Command, composition: Composition, machine: Machine) -> int:
 
 def _check(composition: Composition, machine: Machine) -> None:
     machine = machine_of_jobs(composition, machine)
-    raise_if_any(problem for job in composition.jobs for problem in validate(job.config, machine))
+    raise_if_any(
+        with_file(problem, job.provenance) for job in composition.jobs for problem in validate(job.config, machine)
+    )
 
 
 def main(arguments: list[str]) -> int:

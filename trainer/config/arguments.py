@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -116,7 +117,8 @@ def parse_arguments(argv: Sequence[str]) -> Command:
     if len(chosen) > 1:
         raise ConfigError("command line", f"--{' and --'.join(chosen)} exclude each other", f"Keep --{chosen[-1]}")
     return Command(
-        overrides=tuple(parsed.overrides),
+        # Hydra's spelling for groups outside the defaults list, where older command lines had this one
+        overrides=tuple(re.sub(r"^\+team=", "team=", text) for text in parsed.overrides),
         config_name=parsed.config_name,
         config_dirs=tuple(directories),
         multirun=parsed.multirun,

@@ -21,12 +21,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from trainer.config.arguments import Command
+from trainer.config.cycles import cycle_problem
 from trainer.config.errors import ConfigError, ConfigErrors, raise_if_any
+from trainer.config.libraries import find_libraries, library_problems
 from trainer.config.overrides import override_problems, parse_overrides, sweep_problems
+from trainer.config.provenance import Provenance, with_file
 from trainer.config.root import register_schema
 from trainer.config.rows import named_rows
 from trainer.config.schema import Config
-from trainer.config.search_path import CONF, shadowed_problems, use_directories, use_plugins
+from trainer.config.search_path import CONF, shown_file, use_libraries, use_plugins
 from trainer.config.strict import to_config
 from trainer.config.translate import broken_yaml, translated
 
@@ -38,7 +41,9 @@ MOST_JOBS = 64
 class Job:
     """One run of the command: a sweep has several."""
 
+    #: all that it was told
     overrides: tuple[str, ...]
+    provenance: Provenance
     config: Config
     #: the configuration as composed and resolved
     resolved: DictConfig
@@ -63,14 +68,15 @@ class Composition:
 
 
 def prepare(command: Command) -> None:
-    """Tell Hydra of our schema and of the command's folders, for every composition of this process.
+    """Tell Hydra of our schema and of the libraries in sight, for every composition of this process.
 
-    Raises ConfigErrors when a folder's file has the name of one in sight already: it would never be read.
+    Raises ConfigError or ConfigErrors when a library has files that would never be read, or is not there.
     """
-    raise_if_any(shadowed_problems([str(CONF), *command.config_dirs]))
+    libraries = find_libraries(command.config_dirs)
+    raise_if_any(library_problems(libraries))
     use_plugins()
     register_schema()
-    use_directories(command.config_dirs)
+    use_libraries(libraries)
 
 
 def compose_command(command: Command) -> Composition:
@@ -92,17 +98,18 @@ def _compose(command: Command) -> Composition:
     loader = GlobalHydra.instance().config_loader()
     groups = _Groups(loader, _searched(fixed))
     raise_if_any(override_problems(fixed, groups))
-    base = _compose_one(command.config_name, _texts(fixed))
+    name = command.config_name
+    base = _compose_one(name, _texts(fixed))
     multirun = command.multirun or base.hydra.mode == RunMode.MULTIRUN
     if not multirun:
         raise_if_any(sweep_problems(swept))
-        return Composition((_job((), base),), None)
+        return Composition((_job(name, _texts(fixed), base),), None)
     expanded = list(itertools.islice(_expand(base, parsed, loader), MOST_JOBS))
     seen = {text for job in expanded for text in job}
     raise_if_any(_problems_of(seen, groups))
     launcher = base.hydra.launcher
     sweep = Sweep(str(base.hydra.sweep.dir), launcher.get("nproc_per_node", 1), launcher.get("check_first", True))
-    return Composition(tuple(_job(job, _compose_one(command.config_name, job)) for job in expanded), sweep)
+    return Composition(tuple(_job(name, job, _compose_one(name, job)) for job in expanded), sweep)
 
 
 class _Groups:
@@ -155,11 +162,19 @@ def _expand(base: DictConfig, overrides: Sequence[Override], loader: Any) -> Ite
     return ((*job, *row) for job in itertools.product(*choices.values()) for row in rows)
 
 
-def _job(overrides: Sequence[str], composed: DictConfig) -> Job:
-    task = _without_hydra(composed)
-    config = to_config(task)
+def _job(config_name: str, overrides: Sequence[str], composed: DictConfig) -> Job:
+    task, provenance = _without_hydra(composed), Provenance(config_name, overrides)
+    try:
+        config = to_config(task)
+    except ConfigErrors as error:
+        raise ConfigErrors(with_file(problem, provenance) for problem in error.problems) from None
+    chosen = composed.hydra.runtime.choices.get("team")
+    if chosen not in (None, "none", config.team):
+        raise ConfigErrors(
+            [ConfigError("team", f"{shown_file(f'team/{chosen}')} says {config.team}", f"Write `team: {chosen}` in it")]
+        )
     OmegaConf.resolve(task)
-    return Job(tuple(overrides), config, task)
+    return Job(tuple(overrides), provenance, config, task)
 
 
 def _without_hydra(composed: DictConfig) -> DictConfig:
@@ -181,6 +196,8 @@ def _compose_one(config_name: str, overrides: Sequence[str]) -> DictConfig:
             path = str(error).partition("path=")[2].split(" is not")[0]
             remedy = "Paths are relative to the current folder: file://DIR"
             raise ConfigErrors([ConfigError("hydra.searchpath", f"{path} is not there", remedy)]) from None
+        except RecursionError:
+            raise ConfigErrors([cycle_problem()]) from None
         except yaml.MarkedYAMLError as error:
             raise ConfigErrors([broken_yaml(error)]) from None
         except (HydraException, ValueError) as error:

@@ -28,8 +28,8 @@ from trainer.config.suggest import (
 )
 from trainer.config.values import type_problem
 
-#: groups that conf/config.yaml does not list: their options are added by +
-APPENDED_GROUPS = ("team",)
+#: groups of which conf/config.yaml chooses no option
+_UNCHOSEN = ("cluster", "team", "experiment")
 
 
 class Groups(Protocol):
@@ -148,7 +148,7 @@ def _unknown_group(key: str, groups: Groups) -> ConfigError:
 def _option_problem(override: Override, groups: Groups) -> Iterator[ConfigError]:
     group, value = override.key_or_group.split("@")[0], override.value()
     options = groups.get_group_options(group)
-    if value is None and group in ("experiment", *APPENDED_GROUPS):
+    if value is None and group in _UNCHOSEN:
         return
     if isinstance(value, list):
         yield ConfigError(
@@ -158,12 +158,10 @@ def _option_problem(override: Override, groups: Groups) -> Iterator[ConfigError]
         )
     elif str(value) not in options:
         yield _unknown_option(group, value, options)
-    elif override.is_add() and group not in APPENDED_GROUPS and not group.startswith("hydra/"):
+    elif override.is_add() and not group.startswith("hydra/"):
         yield ConfigError(
             group, "this group is already chosen, so + adds a second option", f"Write {group}={value}, without the +"
         )
-    elif not override.is_add() and group in APPENDED_GROUPS:
-        yield ConfigError(group, "this group is not among the defaults", f"Write +{group}={value}")
 
 
 def _unknown_option(group: str, option: object, options: Sequence[str]) -> ConfigError:
@@ -171,14 +169,12 @@ def _unknown_option(group: str, option: object, options: Sequence[str]) -> Confi
         return ConfigError(
             group, "is a group: it takes the name of an option", f"For single values write {group}.KEY=VALUE"
         )
-    if group in APPENDED_GROUPS:
-        found = [name for name in options if name != "none"]
-        if not found:
-            return ConfigError(
-                f"{group}={option}",
-                "no team library is in sight",
-                f"Name its folder: --config-dir FOLDER +{group}={option}",
-            )
+    if group == "team" and list(options) == ["none"]:
+        return ConfigError(
+            f"{group}={option}",
+            "no team library is in sight",
+            f"Name its folder: --config-dir FOLDER {group}={option}, or install its package",
+        )
     return ConfigError(f"{group}={option}", f"{group} has no such option", choices_text(str(option), options))
 
 

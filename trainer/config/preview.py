@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
 from memory.table import LEGEND
 from trainer.config.compose import Job
 from trainer.config.machine import Machine
+from trainer.config.provenance import explained
 from trainer.plan import shown_plan
 
 
@@ -20,11 +21,24 @@ def resolved_yaml(composed: DictConfig) -> str:
 
 def print_preview(jobs: Sequence[Job], machine: Machine) -> None:
     """Print each job's configuration and plan to stdout."""
+    for job in _headed(jobs):
+        _print_yaml(resolved_yaml(job.resolved))
+        print("\n".join(plan_lines(job, machine)))
+
+
+def print_explanation(jobs: Sequence[Job]) -> None:
+    """Print who set the key that each job's `explain` names. Raises ConfigError when there is no such key."""
+    for job in _headed(jobs):
+        if job.config.explain is not None:
+            print("\n".join(explained(job.config.explain, job.provenance)))
+
+
+def _headed(jobs: Sequence[Job]) -> Iterator[Job]:
+    """The jobs, each told by a line of its own if there are several."""
     for number, job in enumerate(jobs):
         if len(jobs) > 1:
             print(f"# job {number}: {' '.join(job.overrides)}")
-        _print_yaml(resolved_yaml(job.resolved))
-        print("\n".join(plan_lines(job, machine)))
+        yield job
 
 
 def plan_lines(job: Job, machine: Machine) -> list[str]:

@@ -270,5 +270,7 @@ class Config:
     resume: Optional[str] = None
     #: folder of a sweep to report on once more; trains nothing
     report: Optional[str] = None
-    #: name of the team whose library was added by +team=
+    #: a key, or a section as model: print who set it, and what weaker places say; trains nothing
+    explain: Optional[str] = None
+    #: the team whose file was chosen by team=NAME
     team: Optional[str] = None

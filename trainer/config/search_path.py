@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-from trainer.config.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 #: who gave the folders of --config-dir, in Hydra's list of sources
@@ -19,18 +18,33 @@ TEAM_PROVIDER = "command-line"
 #: Hydra takes launchers and sweepers from packages called hydra_plugins only
 _PLUGINS = str(Path(__file__).resolve().parent / "plugins")
 
-_directories: tuple[str, ...] = ()
+
+@dataclass(frozen=True)
+class Library:
+    """A folder of options beside conf/, with the same groups in it."""
+
+    folder: Path
+    #: who brought it, in Hydra's list of sources
+    provider: str = TEAM_PROVIDER
+
+    @property
+    def given_by(self) -> str:
+        """In errors about it: the flag that named it, or the package that brought it."""
+        return "--config-dir" if self.provider == TEAM_PROVIDER else self.provider
 
 
-class TeamDirectories(SearchPathPlugin):
-    """Adds the --config-dir folders after ours, so that they add options and can't replace ours unseen.
+_libraries: tuple[Library, ...] = ()
+
+
+class TeamLibraries(SearchPathPlugin):
+    """Adds libraries after ours, so that they add options and can't replace ours unseen.
 
     A plugin, and not Hydra's own --config-dir, since that takes one folder and is not seen by hydra.compose.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for directory in _directories:
-            search_path.append(provider=TEAM_PROVIDER, path=f"file://{directory}")
+        for library in _libraries:
+            search_path.append(provider=library.provider, path=f"file://{library.folder}")
 
 
 def use_plugins() -> None:
@@ -44,20 +58,30 @@ def use_plugins() -> None:
         os.environ["PYTHONPATH"] = f"{inherited}{os.pathsep}{_PLUGINS}" if inherited else _PLUGINS
 
 
-def use_directories(directories: Sequence[str]) -> None:
-    """Look into these folders (absolute paths) in every composition of this process from now on."""
-    global _directories
-    _directories = tuple(directories)
-    Plugins.instance().register(TeamDirectories)
+def use_libraries(libraries: Sequence[Library]) -> None:
+    """Look into these in every composition of this process from now on."""
+    global _libraries
+    _libraries = tuple(libraries)
+    Plugins.instance().register(TeamLibraries)
 
 
-def shadowed_problems(directories: Sequence[str]) -> Iterator[ConfigError]:
-    """Files that would never be read, since an earlier folder has one of that name: Hydra silently takes the first."""
-    seen: dict[str, str] = {}
-    for directory in dict.fromkeys(directories):
-        for file in sorted(Path(directory).rglob("*.yaml")):
-            name = file.relative_to(directory).as_posix()
-            if name in seen:
-                yield ConfigError("--config-dir", f"{file} is hidden by {name} in {seen[name]}", "Give it another name")
-            else:
-                seen[name] = directory
+def libraries() -> tuple[Library, ...]:
+    """Those looked into, in the order of looking."""
+    return _libraries
+
+
+def library_file(name: str) -> Path | None:
+    """The file of a library that holds the option, as model/acme; None where it is not a library's."""
+    files = (library.folder / f"{name}.yaml" for library in _libraries)
+    return next((file for file in files if file.is_file()), None)
+
+
+def shown_file(name: str) -> str:
+    """How to name an option's file: a library's by its path, ours as the repository has it."""
+    ours = f"conf/{name}.yaml" if (CONF / f"{name}.yaml").is_file() else f"the schema of {name}"
+    return str(library_file(name) or ours)
+
+
+def option_files(folder: Path) -> Iterator[Path]:
+    """The files of a library, below its folder."""
+    yield from sorted(file.relative_to(folder) for file in folder.rglob("*.yaml"))

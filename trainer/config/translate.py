@@ -8,7 +8,7 @@ import yaml
 from hydra.errors import MissingConfigException
 
 from trainer.config.errors import ConfigError
-from trainer.config.search_path import CONF
+from trainer.config.search_path import CONF, shown_file
 from trainer.config.suggest import choices_text, nearest_key_text
 
 
@@ -25,7 +25,7 @@ def translated(error: Exception, config_name: str) -> ConfigError:
     """The file, the key and the nearest right name, dug out of one of Hydra's errors."""
     text = f"{error}\n{error.__cause__ or ''}"
     file = re.search(r"In '([^']+)'", text)
-    where = f" (in {file.group(1)}.yaml)" if file and file.group(1) != "config" else ""
+    where = f" (in {shown_file(file.group(1))})" if file and file.group(1) != "config" else ""
     if isinstance(error, MissingConfigException):
         return _missing_file(error, text, where, config_name)
     full_key = re.search(r"full_key: *(\S+)", text)
