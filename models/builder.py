@@ -17,6 +17,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.tensor_parallel.layers import set_defaults_if_not_set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
 
 from models import compat
 from models.config import Attention, Layout, LossHead, ModelConfig, Position
@@ -151,13 +152,18 @@ def _stock_layer_spec(model: ModelConfig) -> Any:
 
 
 def build_gpt(
-    model: ModelConfig, config: TransformerConfig, *, vocab_size: int, stock_spec: bool = False
+    model: ModelConfig,
+    config: TransformerConfig,
+    *,
+    vocab_size: int,
+    stock_spec: bool = False,
+    layer: ModuleSpec | None = None,
 ) -> list[torch.nn.Module]:
     """This pipeline stage's model chunks (one, or one per virtual stage) on the current device, not yet wrapped.
 
     vocab_size is the tokenizer's, unpadded. stock_spec: Megatron's stock layers, as its users have them (attention is
-    then Transformer Engine's, or unfused without it), and model.loss_head=auto means full. Needs initialised parallel
-    groups and a seeded RNG tracker.
+    then Transformer Engine's, or unfused without it), and model.loss_head=auto means full. layer: the spec of every
+    layer, instead of models.spec.layer_spec's. Needs initialised parallel groups and a seeded RNG tracker.
     """
     compat.apply()
     attention = resolve_attention(model)
@@ -172,7 +178,9 @@ def build_gpt(
         if stock_spec:
             spec = _stock_layer_spec(model)
         else:
-            spec = block_spec(config, attention, transformer_engine=uses_transformer_engine(), vp_stage=vp_stage)
+            spec = block_spec(
+                config, attention, transformer_engine=uses_transformer_engine(), vp_stage=vp_stage, layer=layer
+            )
         chunk = gpt_model(
             config=config,
             transformer_layer_spec=spec,

@@ -83,6 +83,10 @@ class ModelConfig:
     loss_head: LossHead = LossHead.auto
     #: further fields of Megatron's TransformerConfig, checked against it by name
     extras: Dict[str, Any] = field(default_factory=dict)
+    #: the name under which an installed package registers a builder (entry points megafit.builders); None: ours
+    builder: Optional[str] = None
+    #: what to pass to that builder, checked against its parameters
+    builder_extras: Dict[str, Any] = field(default_factory=dict)
 
     @property
     def ffn(self) -> int:

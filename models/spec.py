@@ -84,10 +84,15 @@ def layer_spec(attention: Attention, *, transformer_engine: bool) -> ModuleSpec:
 
 
 def block_spec(
-    config: TransformerConfig, attention: Attention, *, transformer_engine: bool, vp_stage: int | None
+    config: TransformerConfig,
+    attention: Attention,
+    *,
+    transformer_engine: bool,
+    vp_stage: int | None,
+    layer: ModuleSpec | None = None,
 ) -> TransformerBlockSubmodules:
-    """Spec of this pipeline stage's (chunk's) layers and of the final norm."""
-    layer = layer_spec(attention, transformer_engine=transformer_engine)
+    """Spec of this pipeline stage's (chunk's) layers, ours unless `layer` is another one, and of the final norm."""
+    layer = layer or layer_spec(attention, transformer_engine=transformer_engine)
     return TransformerBlockSubmodules(
         layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage),
         layer_norm=(_TRANSFORMER_ENGINE if transformer_engine else _LOCAL).norm,

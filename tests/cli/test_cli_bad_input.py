@@ -56,7 +56,6 @@ BAD = [
     ("hydra.mode=SWEEP", "hydra.mode", "Choices: RUN, MULTIRUN"),
     ("optim.lr=${optim.lrr}", "optim.lr", "${optim.lrr} can't be worked out"),
     ("optim.lr=???", "optim.lr", "needs a value"),
-    ("model.extras.qk_layernorm=true", "model.extras.qk_layernorm", "+model.extras.qk_layernorm=true"),
     # lists and other syntax
     ("recompute.modules=core_attn", "recompute.modules", "'recompute.modules=[core_attn]', with the quotes"),
     ("recompute.modules=core_attn,mlp", "recompute.modules", "'recompute.modules=[core_attn,mlp]', with the quotes"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer.config.errors import ConfigError
-from trainer.config.suggest import nearest, nearest_key
+from trainer.config.suggest import is_free_form, nearest, nearest_key
 
 
 class Purpose(Enum):
@@ -117,14 +117,19 @@ def parse_arguments(argv: Sequence[str]) -> Command:
     if len(chosen) > 1:
         raise ConfigError("command line", f"--{' and --'.join(chosen)} exclude each other", f"Keep --{chosen[-1]}")
     return Command(
-        # Hydra's spelling for groups outside the defaults list, where older command lines had this one
-        overrides=tuple(re.sub(r"^\+team=", "team=", text) for text in parsed.overrides),
+        overrides=tuple(map(_plainly_spelled, parsed.overrides)),
         config_name=parsed.config_name,
         config_dirs=tuple(directories),
         multirun=parsed.multirun,
         purpose=_purpose(parsed),
         flags=tuple(_flags(parsed)),
     )
+
+
+def _plainly_spelled(text: str) -> str:
+    """+team=NAME means team=NAME; a key below one that takes any, as model.extras, is set whether it is new or not."""
+    key = text.partition("=")[0].lstrip("+")
+    return f"++{text.lstrip('+')}" if is_free_form(key) else re.sub(r"^\+team=", "team=", text)
 
 
 def _unknown_flag(flag: str, parser: argparse.ArgumentParser) -> ConfigError:

@@ -67,10 +67,13 @@ class Provenance:
             for file in self._files
             if (value := _value_at(file.content, file.package, path)) is not _ABSENT
         ]
+        told = [
+            (override, _value_at(override.value(), override.key_or_group.split("."), path)) for override in self._told
+        ]
         return found + [
-            Setting(str(override.input_line), value, on_command_line=True)
-            for override in self._told
-            if (value := _value_at(override.value(), override.key_or_group.split("."), path)) is not _ABSENT
+            Setting(str(override.input_line), override.value() if value is _ABSENT else value, on_command_line=True)
+            for override, value in told
+            if value is not _ABSENT or override.key_or_group.startswith(f"{key}.")
         ]
 
     def choices(self, group: str) -> list[Setting]:

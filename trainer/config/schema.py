@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 from memory.options import OffloadOptions, RecomputeOptions
 from models.config import ModelConfig
@@ -42,11 +42,13 @@ class DataSource(Enum):
     text = "text"
     megatron = "megatron"
     mock = "mock"
+    registered = "registered"
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    #: stdlib: the running Python's own library sources; text: files; megatron: .bin/.idx prefixes; mock: random tokens
+    #: stdlib: the running Python's own library sources; text: files; megatron: .bin/.idx prefixes; mock: random tokens;
+    #: registered: what opener gives
     source: DataSource = DataSource.stdlib
     #: text: a file, glob or list of them; megatron: a prefix, or a list [weight, prefix, weight, prefix, ...]
     path: Any = None
@@ -58,6 +60,10 @@ class DataConfig:
     cache_dir: Optional[str] = None
     #: mock, megatron without a tokenizer: number of token ids
     vocab_size: Optional[int] = None
+    #: registered: the name under which an installed package registers its source (entry points megafit.data)
+    opener: Optional[str] = None
+    #: what to pass to the opener, checked against its parameters
+    extras: Dict[str, Any] = field(default_factory=dict)
 
 
 class OptimizerName(Enum):

@@ -4,11 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainer.config.schema import Config
+
+#: names that Megatron's TransformerConfig and command line have for keys of ours; a key that is renamed goes here too
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "recompute_granularity": "recompute.granularity",
+        "recompute_modules": "recompute.modules",
+        "recompute_method": "recompute.method",
+        "recompute_num_layers": "recompute.num_layers",
+        "distribute_saved_activations": "recompute.distribute_saved_activations",
+        "fine_grained_activation_offloading": "offload.kind",
+        "offload_modules": "offload.modules",
+        "min_offloaded_tensor_size": "offload.min_bytes",
+        "activation_offload_fraction": "offload.fraction",
+        "cpu_offloading": "offload.kind",
+        "cpu_offloading_num_layers": "offload.num_layers",
+        "cpu_offloading_activations": "offload.activations",
+        "cpu_offloading_weights": "offload.weights",
+        "cpu_offloading_double_buffering": "offload.double_buffering",
+        "tensor_model_parallel_size": "parallel.tensor",
+        "pipeline_model_parallel_size": "parallel.pipeline",
+        "virtual_pipeline_model_parallel_size": "parallel.virtual_pipeline",
+        "context_parallel_size": "parallel.context",
+        "expert_model_parallel_size": "parallel.expert",
+        "sequence_parallel": "parallel.sequence_parallel",
+        "overlap_p2p_comm": "parallel.overlap_p2p_comm",
+        "add_bias_linear": "model.bias",
+        "add_qkv_bias": "model.qkv_bias",
+        "gated_linear_unit": "model.activation",
+        "activation_func": "model.activation",
+        "bf16": "trainer.precision",
+        "deterministic_mode": "trainer.deterministic",
+        "use_distributed_optimizer": "parallel.distributed_optimizer",
+        "untie_embeddings_and_output_weights": "model.tied_embeddings",
+        "max_position_embeddings": "model.seq_length",
+        "train_iters": "trainer.steps",
+        "eval_iters": "trainer.eval_batches",
+        "eval_interval": "trainer.eval_every",
+        "log_interval": "trainer.log_every",
+        "save_interval": "trainer.checkpoint_every",
+        "lr_warmup_iters": "optim.warmup_steps",
+        "lr_decay_style": "optim.decay_style",
+        "lr_decay_iters": "trainer.schedule_steps",
+        "wandb_project": "logger.project",
+    }
+)
 
 
 @cache
@@ -41,9 +87,11 @@ def nearest(typed: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_key(typed: str) -> str | None:
-    """The key most like the typed one: in its section first, then by its last part (lr -> optim.lr), then at all."""
+    """The key most like the typed one: by another name, in its section, by its last part (lr -> optim.lr), at all."""
     keys = [*leaf_types(), *sections()]
     section, _, last = typed.rpartition(".")
+    if last in RENAMED:
+        return RENAMED[last]
     if section in sections():
         inside = nearest(last, [key.split(".", 1)[1] for key in leaf_types() if key.startswith(f"{section}.")])
         if inside:

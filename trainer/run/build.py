@@ -12,6 +12,7 @@ from megatron.core.transformer.module import Float16Module
 
 from models.builder import build_gpt, transformer_config
 from models.config import Layout
+from trainer.config.registered import model_builder
 from trainer.config.schema import Config, Engine, OptimizerName
 from trainer.plan import uses_bf16
 from trainer.run.clock import StepClock
@@ -56,7 +57,11 @@ def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Bui
         deterministic=config.trainer.deterministic,
         switches=megatron_switches(config),
     )
-    bare = build_gpt(config.model, megatron_config, vocab_size=vocab_size, stock_spec=stock)
+    builder = model_builder(config)
+    if builder:
+        bare = builder(config.model, megatron_config, vocab_size)
+    else:
+        bare = build_gpt(config.model, megatron_config, vocab_size=vocab_size, stock_spec=stock)
     clock = StepClock(here.device)
     megatron_config.timers = clock
     chunks = [Float16Module(megatron_config, chunk) if bf16 else chunk for chunk in bare]

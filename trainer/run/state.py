@@ -38,6 +38,7 @@ def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_
         **model,
         "model.vocab_size": vocab_size,
         "data.source": config.data.source.value,
+        "data.opener": config.data.opener,
         "samples in one pass of the data": samples_in_pass,
         "data.tokenizer": config.data.tokenizer,
         "data.split": config.data.split,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
-from trainer.config.rules import data, measure, megatron, model, offload, parallel, recompute, run
+from trainer.config.rules import data, measure, megatron, model, offload, parallel, recompute, registered, run
 from trainer.config.rules.launch import launch_problems, machine_of_jobs
 from trainer.config.schema import Config
 
@@ -28,6 +28,7 @@ _OTHERS: tuple[Rule, ...] = (
     run.problems,
     measure.problems,
     data.problems,
+    registered.problems,
 )
 
 

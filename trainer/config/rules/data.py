@@ -31,7 +31,7 @@ def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
                 "ready-made tokens do not say how many different ones there are",
                 "Write data.vocab_size=..., or data.tokenizer=PATH of the tokenizer.json they were made with",
             )
-    elif data.path is not None:
+    elif data.path is not None and data.source is not DataSource.registered:
         yield ConfigError(
             "data.path",
             f"would do nothing: data={data.source.name} reads no files of yours",

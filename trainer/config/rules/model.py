@@ -10,38 +10,7 @@ from trainer.config.machine import Machine
 from trainer.config.megatron_fields import transformer_config_fields
 from trainer.config.rules.common import at_least, divides, positive, share
 from trainer.config.schema import Config
-from trainer.config.suggest import leaf_types, nearest
-
-#: fields of Megatron's TransformerConfig that a key of ours sets under another name
-_OURS = {
-    "recompute_granularity": "recompute.granularity",
-    "recompute_modules": "recompute.modules",
-    "recompute_method": "recompute.method",
-    "recompute_num_layers": "recompute.num_layers",
-    "distribute_saved_activations": "recompute.distribute_saved_activations",
-    "fine_grained_activation_offloading": "offload.kind",
-    "offload_modules": "offload.modules",
-    "min_offloaded_tensor_size": "offload.min_bytes",
-    "activation_offload_fraction": "offload.fraction",
-    "cpu_offloading": "offload.kind",
-    "cpu_offloading_num_layers": "offload.num_layers",
-    "cpu_offloading_activations": "offload.activations",
-    "cpu_offloading_weights": "offload.weights",
-    "cpu_offloading_double_buffering": "offload.double_buffering",
-    "tensor_model_parallel_size": "parallel.tensor",
-    "pipeline_model_parallel_size": "parallel.pipeline",
-    "virtual_pipeline_model_parallel_size": "parallel.virtual_pipeline",
-    "context_parallel_size": "parallel.context",
-    "expert_model_parallel_size": "parallel.expert",
-    "sequence_parallel": "parallel.sequence_parallel",
-    "overlap_p2p_comm": "parallel.overlap_p2p_comm",
-    "add_bias_linear": "model.bias",
-    "add_qkv_bias": "model.qkv_bias",
-    "gated_linear_unit": "model.activation",
-    "activation_func": "model.activation",
-    "bf16": "trainer.precision",
-    "deterministic_mode": "trainer.deterministic",
-}
+from trainer.config.suggest import RENAMED, leaf_types, nearest
 
 
 def size_problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
@@ -100,7 +69,7 @@ def _extras_problems(config: Config) -> Iterator[ConfigError]:
     fields = transformer_config_fields()
     for name in config.model.extras:
         key = f"model.extras.{name}"
-        ours = f"model.{name}" if f"model.{name}" in leaf_types() else _OURS.get(name)
+        ours = f"model.{name}" if f"model.{name}" in leaf_types() else RENAMED.get(name)
         if ours:
             yield ConfigError(key, "is set by a key of its own", f"Write {ours}=...")
         elif fields and name not in fields:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.errors import ConfigError
+from trainer.config.registered import open_registered
 from trainer.config.schema import Config, DataSource
 from trainer.run.data.corpus import build_corpus, default_cache_dir, draft_of, publish, stdlib_files, text_files
 from trainer.run.data.tokenizer import Tokenizer, load_tokenizer
@@ -58,6 +59,8 @@ def open_samples(config: Config) -> SampleSource:
         ConfigError: naming the data.* key that is wrong.
     """
     data = config.data
+    if data.source is DataSource.registered:
+        return open_registered(config)  # type: ignore[no-any-return]
     if data.source is DataSource.mock:
         return MockSamples(
             data.vocab_size or config.model.vocab_size or 256, config.model.seq_length, config.trainer.seed
