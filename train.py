@@ -37,6 +37,7 @@ from trainer.config.arguments import Command, Purpose, parse_arguments  # noqa: 
 from trainer.config.compose import Composition, compose_command, prepare  # noqa: E402
 from trainer.config.errors import ConfigError, ConfigErrors, RunFailed, print_errors, raise_if_any  # noqa: E402
 from trainer.config.machine import Machine, hydra_overrides_of_rank, this_machine  # noqa: E402
+from trainer.config.options_page import options_page  # noqa: E402
 from trainer.config.overrides import quoted  # noqa: E402
 from trainer.config.preview import print_explanation, print_preview, resolved_yaml  # noqa: E402
 from trainer.config.provenance import with_file  # noqa: E402
@@ -119,6 +120,9 @@ def main(arguments: list[str]) -> int:
             composition = compose_command(command)
             if command.purpose is Purpose.train:
                 return _train(command, composition, machine)
+            if command.purpose is Purpose.options:
+                print("\n".join(options_page(composition.jobs[0].config, machine)))
+                return 0
             if command.purpose is Purpose.show:
                 _check(composition, machine)
         _hydra(command.hydra_argv())

@@ -9,14 +9,12 @@ A part is what stands between `<!-- generated:NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -37,6 +35,7 @@ from memory.sites import (  # noqa: E402
 )
 from trainer.config.arguments import parse_arguments  # noqa: E402
 from trainer.config.compose import compose_command  # noqa: E402
+from trainer.config.meanings import field_meanings, group_meanings, group_options  # noqa: E402
 from trainer.config.schema import Config  # noqa: E402
 from trainer.config.suggest import unwrapped  # noqa: E402
 
@@ -44,11 +43,6 @@ CONF = ROOT / "conf"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PAIRS = ROOT / "docs" / "results" / "pairs-cpu.json"
 PAIRS_H200 = ROOT / "docs" / "results" / "pairs-h200.json"
-SOURCES = (
-    ROOT / "trainer" / "config" / "schema.py",
-    ROOT / "memory" / "options.py",
-    ROOT / "models" / "config.py",
-)
 MIB = 1 << 20
 
 _PART = re.compile(r"(<!-- generated:([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -102,23 +96,6 @@ def code(text: object) -> str:
 # --- configuration
 
 
-def group_meanings() -> dict[str, str]:
-    """Group -> what it chooses, as `python train.py --help` tells it."""
-    template = yaml.safe_load((CONF / "hydra" / "help" / "megafit.yaml").read_text())["template"]
-    listed = template.partition("Groups, chosen as")[2].partition("Options of each")[0]
-    return dict(re.findall(r"^  (\w+) {2,}(\S.*)$", listed, re.MULTILINE))
-
-
-def group_options(group: str) -> dict[str, str]:
-    """Option -> its own words: the comment at the top of its file."""
-    return {path.stem: _top_comment(path) for path in sorted((CONF / group).glob("*.yaml"))}
-
-
-def _top_comment(path: Path) -> str:
-    lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-    return " ".join(line[1:].strip() for line in lines if "@package" not in line)
-
-
 def group_defaults() -> dict[str, str]:
     entries = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     chosen = {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
@@ -142,30 +119,8 @@ def options_part() -> str:
     return "\n\n".join(parts)
 
 
-def field_comments() -> dict[tuple[str, str], str]:
-    """(class, field) -> the `#:` comment above it."""
-    found = {}
-    for source in SOURCES:
-        text = source.read_text()
-        lines = text.splitlines()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef):
-                for field in node.body:
-                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                        found[node.name, field.target.id] = " ".join(_comment_above(lines, field.lineno - 1))
-    return found
-
-
-def _comment_above(lines: Sequence[str], index: int) -> list[str]:
-    comment: list[str] = []
-    while index > 0 and lines[index - 1].strip().startswith("#:"):
-        index -= 1
-        comment.insert(0, lines[index].strip().removeprefix("#:").strip())
-    return comment
-
-
 def keys_part() -> str:
-    defaults, comments = _default_config(), field_comments()
+    defaults, meanings = _default_config(), field_meanings()
     sections = [name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint)]
     parts = []
     for section in ["", *sections]:
@@ -175,7 +130,7 @@ def keys_part() -> str:
                 code(f"{section}.{name}".lstrip(".")),
                 _type_text(hint),
                 code(_value_text(getattr(node, name))),
-                re.sub(r"\bNone\b", "null", comments[type(node).__name__, name]),
+                meanings[type(node).__name__, name],
             ]
             for name, hint in get_type_hints(type(node)).items()
             if not dataclasses.is_dataclass(hint)

@@ -25,11 +25,13 @@ class OffloadKind(Enum):
 
 @dataclass(frozen=True)
 class RecomputeOptions:
+    #: none, parts of each layer, or whole layers: what the options of the group set
     granularity: Granularity = Granularity.none
     #: selective: what to recompute, by Megatron's module names; None: what pays on this model
     modules: list[str] | None = None
     #: full: uniform checkpoints every num_layers layers as one; block only the first num_layers of each chunk
     method: Method | None = None
+    #: full: layers that one checkpoint spans (uniform), or how many layers have one (block)
     num_layers: int | None = None
     #: full: shard each checkpoint's saved input over the tensor-parallel ranks
     distribute_saved_activations: bool = False
@@ -37,6 +39,7 @@ class RecomputeOptions:
 
 @dataclass(frozen=True)
 class OffloadOptions:
+    #: nothing, tensors of modules by name, or all of whole layers: what the options of the group set
     kind: OffloadKind = OffloadKind.none
     #: fine_grained: whose tensors go to host memory, by Megatron's module names; None: all that this model has
     modules: list[str] | None = None

@@ -57,6 +57,11 @@ def uses_bf16(precision: Precision, has_cuda: bool) -> bool:
     return has_cuda if precision is Precision.auto else precision is Precision.bf16
 
 
+def plans_for_gpu(config: Config, has_cuda: bool) -> bool:
+    """Whether to plan for a GPU: there is one, or a laptop plans for the one that the hardware group names."""
+    return has_cuda or config.hardware.name not in ("auto", "cpu")
+
+
 def make_seed(config: Config, has_cuda: bool) -> Seed:
     """The plan and what to say about it. Raises ConfigError when plan.path holds no plan for this model."""
     if config.plan.source is PlanSource.file:

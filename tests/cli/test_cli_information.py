@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
+
+from memory.options import OffloadOptions, RecomputeOptions
+from memory.sites import ABSENT_MODULES, OFFLOAD_MODULES, RECOMPUTE_MODULES, SITES
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -110,3 +115,52 @@ def test_shadowed_package_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"package models is found in {tmp_path / 'models'}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_options_tells_every_memory_option_with_the_models_bytes(cli: Cli, tmp_path: Path) -> None:
+    done = cli("options", "model=llama3_8b", "hardware=h100", "trainer.micro_batch_size=2")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    told = {words[0] for words in lines if len(words) > 1}
+    assert {*RECOMPUTE_MODULES, *OFFLOAD_MODULES, *SITES, *ABSENT_MODULES} <= told
+    options = [*fields(RecomputeOptions), *fields(OffloadOptions)]
+    assert all(len(words) > 3 for words in lines if words and words[0] in {field.name for field in options})
+    assert {field.name for field in options} <= told
+    # 2 x 8192 tokens x 14336 x 2 (gate and linear) x 2 bytes
+    assert ["mlp_act", "896.0"] in [words[:2] for words in lines]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("python train.py recompute=se", ["recompute=selective"]),
+        ("python train.py -m model=tiny trainer.st", ["trainer.steps="]),
+        ("python train.py --config-dir {library} team=", ["team=acme", "team=none"]),
+        ("python train.py --config-dir {library} team=acme model=acme_sm", ["model=acme_small"]),
+    ],
+)
+def test_completion(line: str, completed: list[str], cli: Cli, acme: Path) -> None:
+    library = acme / "acme_megafit" / "conf"
+    done = cli("-sc", "query=bash", COMP_LINE=line.format(library=library))
+    assert (done.returncode, done.stdout.split()) == (0, completed), done.stderr
+
+
+def test_completion_in_bash(cli: Cli, tmp_path: Path) -> None:
+    """The script that -sc install=bash prints, as a shell calls it when the tab key is hit."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
+    script = cli("-sc", "install=bash").stdout
+    line = "python train.py offload=l"
+    done = subprocess.run(
+        ["bash", "-c", f'{script}\nhydra_bash_completion\necho "${{COMPREPLY[@]}}"'],
+        cwd=ROOT,
+        env=os.environ
+        | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "COMP_CWORD": "2"}
+        | {"COMP_LINE": line, "COMP_POINT": str(len(line))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["offload=layerwise"], done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ class Purpose(Enum):
     inform = "inform"
     #: --cfg: a valid configuration
     show = "show"
+    #: the page of memory options
+    options = "options"
     train = "train"
+
+
+#: the one word without a value
+OPTIONS_WORD = "options"
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ def _purpose(parsed: argparse.Namespace) -> Purpose:
         return Purpose.hydra
     if parsed.help or parsed.info is not None:
         return Purpose.inform
+    if OPTIONS_WORD in parsed.overrides:
+        return Purpose.options
     return Purpose.train if parsed.cfg is None else Purpose.show
 
 
@@ -107,6 +116,8 @@ def parse_arguments(argv: Sequence[str]) -> Command:
     for flag in unknown:
         raise _unknown_flag(flag, parser)
     directories = []
+    if parsed.shell_completion:
+        parsed.config_dir += _folders_being_typed(os.environ.get("COMP_LINE", ""))
     for directory in parsed.config_dir:
         if not Path(directory).is_dir():
             raise ConfigError(
@@ -117,13 +128,19 @@ def parse_arguments(argv: Sequence[str]) -> Command:
     if len(chosen) > 1:
         raise ConfigError("command line", f"--{' and --'.join(chosen)} exclude each other", f"Keep --{chosen[-1]}")
     return Command(
-        overrides=tuple(map(_plainly_spelled, parsed.overrides)),
+        overrides=tuple(_plainly_spelled(text) for text in parsed.overrides if text != OPTIONS_WORD),
         config_name=parsed.config_name,
         config_dirs=tuple(directories),
         multirun=parsed.multirun,
         purpose=_purpose(parsed),
         flags=tuple(_flags(parsed)),
     )
+
+
+def _folders_being_typed(line: str) -> list[str]:
+    """The folders of --config-dir that a command line which a shell wants completed has so far."""
+    typed = re.findall(r"(?:--config-dir|-cd)[ =](\S+)", line)
+    return [folder for folder in typed if Path(folder).is_dir()]
 
 
 def _plainly_spelled(text: str) -> str:

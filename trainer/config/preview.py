@@ -11,7 +11,7 @@ from memory.table import LEGEND
 from trainer.config.compose import Job
 from trainer.config.machine import Machine
 from trainer.config.provenance import explained
-from trainer.plan import shown_plan
+from trainer.plan import plans_for_gpu, shown_plan
 
 
 def resolved_yaml(composed: DictConfig) -> str:
@@ -43,9 +43,7 @@ def _headed(jobs: Sequence[Job]) -> Iterator[Job]:
 
 def plan_lines(job: Job, machine: Machine) -> list[str]:
     """The plan as aligned columns under a line that says what the marks mean."""
-    # A laptop may plan for the GPU that the hardware group names.
-    for_gpu = machine.has_cuda or job.config.hardware.name not in ("auto", "cpu")
-    shown = shown_plan(job.config, for_gpu)
+    shown = shown_plan(job.config, plans_for_gpu(job.config, machine.has_cuda))
     table = [shown.header, *shown.rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(shown.header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
