@@ -35,7 +35,14 @@ from omegaconf import DictConfig  # noqa: E402
 
 from trainer.config.arguments import Command, Purpose, parse_arguments  # noqa: E402
 from trainer.config.compose import Composition, compose_command, prepare  # noqa: E402
-from trainer.config.errors import ConfigError, ConfigErrors, RunFailed, print_errors, raise_if_any  # noqa: E402
+from trainer.config.errors import (  # noqa: E402
+    BAD_INPUT,
+    ConfigError,
+    ConfigErrors,
+    RunFailed,
+    print_errors,
+    raise_if_any,
+)
 from trainer.config.machine import Machine, hydra_overrides_of_rank, this_machine  # noqa: E402
 from trainer.config.options_page import options_page  # noqa: E402
 from trainer.config.overrides import quoted  # noqa: E402
@@ -48,10 +55,11 @@ from trainer.config.strict import to_config  # noqa: E402
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def _run(composed: DictConfig) -> float | None:
-    """One job; what a sweeper minimises is its validation loss."""
+    """One job. Returns what a sweeper minimises."""
     config = to_config(composed)
     raise_if_any(validate(config, this_machine()))
     from trainer.report.reporter import Reporter
+    from trainer.report.sweep import read_job
     from trainer.run.session import train
 
     output_dir, resolved = Path(HydraConfig.get().runtime.output_dir), resolved_yaml(composed)
@@ -59,7 +67,7 @@ def _run(composed: DictConfig) -> float | None:
         result = train(config, output_dir, resolved, reporter)
     if result.status not in ("completed", "interrupted"):
         raise RunFailed(f"the run {result.status}; {output_dir / 'result.json'} says more")
-    return result.val_loss
+    return read_job(output_dir).value_of(config.objective.value)
 
 
 def _hydra(arguments: list[str]) -> None:
@@ -128,7 +136,7 @@ def main(arguments: list[str]) -> int:
         _hydra(command.hydra_argv())
     except (ConfigError, ConfigErrors) as error:
         print_errors(error)
-        return 2
+        return BAD_INPUT
     except RunFailed as error:
         print_errors(error)
         return 1

@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Iterable
 
+#: exit code of a command that can't be carried out as it is written
+BAD_INPUT = 2
+
 
 class ConfigError(ValueError):
     """One thing wrong with the configuration: the key it is about, the problem, and what to write instead."""

@@ -250,6 +250,12 @@ class HardwareConfig:
     link_gbps: Optional[float] = None
 
 
+class Objective(Enum):
+    val_loss = "val_loss"
+    token_s = "token_s"
+    peak_bytes = "peak_bytes"
+
+
 @dataclass(frozen=True)
 class Config:
     """The whole of one run's configuration."""
@@ -270,6 +276,8 @@ class Config:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     #: an option that changes nothing on this model is an error, not a warning
     strict: bool = False
+    #: what sweepers that search minimise: the validation loss, the time a token, or the peak memory of the report
+    objective: Objective = Objective.val_loss
     #: compose, check, print the configuration and the plan; train nothing
     validate_only: bool = False
     #: folder of an earlier run whose newest checkpoint to go on from

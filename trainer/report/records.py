@@ -16,6 +16,8 @@ from typing import IO, Any
 from trainer.report.summary import Summary
 
 RESULT = "result.json"
+#: status of a search's run that was refused or ran out of memory
+PRUNED = "pruned"
 METRICS = "metrics.jsonl"
 CONFIG = "config_resolved.yaml"
 PLAN = "plan.yaml"
@@ -42,10 +44,15 @@ def read_result(folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
-def write_failure(folder: Path, message: str) -> None:
+def write_failure(folder: Path, status: str, message: str) -> None:
     """Say of a run that failed without being able to say so itself: what it has written so far stays."""
-    failed = {"status": "failed", "message": message}
-    write_atomically(folder / RESULT, json.dumps(read_result(folder) | failed, indent=1) + "\n")
+    ended = {"status": status, "message": message}
+    write_atomically(folder / RESULT, json.dumps(read_result(folder) | ended, indent=1) + "\n")
+
+
+def write_pruned(folder: Path, message: str) -> None:
+    """Say of a run that could not be done that a search has taken note of it: its sweep has not failed."""
+    write_failure(folder, PRUNED, message)
 
 
 class MetricsFile:

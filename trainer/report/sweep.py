@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from trainer.report.records import RESULT, read_result
+from trainer.report.records import PRUNED, RESULT, read_result
 
 #: where Hydra writes, below a job's folder, what the job was told
 OVERRIDES = Path(".hydra") / "overrides.yaml"
@@ -67,6 +67,17 @@ class Job:
         """Of the device's allocator; on a CPU, of what was saved for backward."""
         allocated = self.result.get("peak_allocated_bytes")
         return self.result.get("peak_saved_bytes") if allocated is None else allocated
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it ended for want of memory: torch's error, Python's, or Linux's killer."""
+        signs = ("outofmemory", "out of memory", "memoryerror", "sigkill")
+        return not self.completed and any(sign in self.message.lower() for sign in signs)
+
+    def value_of(self, objective: str) -> float | None:
+        """What a sweeper minimises, by the name that the configuration's `objective` has for it."""
+        values = {"val_loss": self.result.get("val_loss"), "token_s": self.token_s, "peak_bytes": self.peak_bytes}
+        return values[objective]
 
     @property
     def keeps_all(self) -> bool:
@@ -125,23 +136,31 @@ def compare(jobs: Sequence[Job]) -> list[Row]:
     common = common_overrides(jobs) if len(jobs) > 1 else []
     baseline = next((job for job in jobs if job.keeps_all), None) or next((job for job in jobs if job.completed), None)
     front = pareto({job.number: (job.token_s, job.peak_bytes) for job in jobs if job.completed})
-    return [_row(job, own_overrides(job, common), baseline, job.number in front) for job in jobs]
+    alike = {job.name: common_overrides([other for other in jobs if other.name == job.name]) for job in jobs}
+    return [
+        _row(job, own_overrides(job, alike[job.name] if job.name else common), baseline, job.number in front)
+        for job in jobs
+    ]
 
 
 def failures(rows: Iterable[Row]) -> list[Row]:
-    return [row for row in rows if not row.job.completed]
+    """Those that should have completed: a search counts on pruned ones, unless none was left."""
+    rows = list(rows)
+    one_completed = any(row.job.completed for row in rows)
+    return [row for row in rows if not row.job.completed and not (one_completed and row.job.status == PRUNED)]
 
 
 def _row(job: Job, own: Sequence[str], baseline: Job | None, on_front: bool) -> Row:
     step_change = peak_change = losses_equal = None
+    named = [job.name] if job.name else []
     if baseline is not None and job.completed:
         step_change = _change(job.token_s, baseline.token_s)
         peak_change = _change(job.peak_bytes, baseline.peak_bytes)
         losses_equal = job.result.get("losses") == baseline.result.get("losses")
     return Row(
         job=job,
-        label=job.name or " ".join(own) or job.number,
-        short_label=job.name or " + ".join(map(_short, own)) or job.number,
+        label=" ".join([*named, *own]) or job.number,
+        short_label=" + ".join([*named, *map(_short, own)]) or job.number,
         is_baseline=job is baseline,
         step_change=step_change,
         peak_change=peak_change,

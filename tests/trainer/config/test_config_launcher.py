@@ -37,7 +37,7 @@ def python(code: str) -> list[str]:
 
 def test_a_job_that_did_its_work_has_no_failure(process: Any, output: Path) -> None:
     (output.parent / "result.json").touch()
-    assert process._failure(python("import os; print(os.environ['NAME'])"), output, {"NAME": "value"}, None) == ""
+    assert process._failure(python("import os; print(os.environ['NAME'])"), output, {"NAME": "value"}, None) is None
     assert output.read_text() == "value\n"
 
 
@@ -52,11 +52,11 @@ def test_a_job_that_did_its_work_has_no_failure(process: Any, output: Path) -> N
     ],
 )
 def test_a_failure_is_told_in_the_jobs_own_words(process: Any, output: Path, code: str, said: str | None) -> None:
-    told = process._failure(python(code), output, {}, None)
+    status, told = process._failure(python(code), output, {}, None)
     if said is None:
-        assert sorted(told.split("; ")) == ["a: b. c", "d: e. f"]
+        assert (status, sorted(told.split("; "))) == ("refused", ["a: b. c", "d: e. f"])
     else:
-        assert told == said
+        assert (status, told) == ("failed", said)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_job_that_takes_too_long_ends_with_all_its_processes(
     process: Any, output: Path, stubborn: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "GRACE_S", 0.2)
-    assert process._failure(stubborn, output, {}, 5) == "ended after hydra.launcher.timeout_s=5"
+    assert process._failure(stubborn, output, {}, 5) == ("failed", "ended after hydra.launcher.timeout_s=5")
     assert _gone(_inner(tmp_path))
 
 
@@ -116,9 +116,9 @@ def test_sigterm_unwinds_and_the_old_handler_comes_back(process: Any) -> None:
 
 
 def test_sweepers_are_told_the_validation_loss_or_the_failure(process: Any, tmp_path: Path) -> None:
-    done = process._job_return(Job("0", ("a=1",), {"status": "completed", "val_loss": 1.25}), tmp_path)
+    done = process._job_return(Job("0", ("a=1",), {"status": "completed", "val_loss": 1.25}), tmp_path, "val_loss")
     assert (done.status.name, done.return_value, done.overrides) == ("COMPLETED", 1.25, ("a=1",))
-    failed = process._job_return(Job("1", (), {"status": "diverged", "message": "loss is nan"}), tmp_path)
+    failed = process._job_return(Job("1", (), {"status": "diverged", "message": "loss is nan"}), tmp_path, "val_loss")
     assert failed.status.name == "FAILED"
     with pytest.raises(RunFailed, match="job 1 diverged: loss is nan"):
         _ = failed.return_value

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from trainer.config.schema import Config, LoggerConfig, WandbMode
 from trainer.report.frontier import frontier
-from trainer.report.sweep import compare, job_folders, pareto, read_jobs
+from trainer.report.sweep import Job, compare, job_folders, pareto, read_jobs
 from trainer.report.sweep_report import report_sweep
 from trainer.report.sweep_table import csv_text, markdown, print_sweep
 
@@ -226,3 +226,9 @@ def test_a_frontier_is_drawn_at_the_end_of_its_sweep(sweep: Path, make_job: Make
     assert (sweep / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert len(json.loads((sweep / "frontier.json").read_text())["rows"]) == 4
     assert "![frontier.png](frontier.png)" in (sweep / "sweep.md").read_text()
+
+
+def test_rows_of_one_name_are_told_apart_by_what_else_they_were_told() -> None:
+    told = [("logger.name=cheap", "seq=1"), ("logger.name=full", "seq=1"), ("logger.name=full", "seq=2")]
+    rows = compare([Job(str(number), overrides, {}) for number, overrides in enumerate(told)])
+    assert [row.label for row in rows] == ["cheap", "full seq=1", "full seq=2"]

@@ -21,7 +21,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from trainer.config.errors import RunFailed
+from trainer.config.errors import BAD_INPUT, RunFailed
 from trainer.config.overrides import quoted
 from trainer.config.search_path import CONF, TEAM_PROVIDER
 from trainer.report.records import RESULT, read_result, write_failure
@@ -67,7 +67,8 @@ class ProcessLauncher(Launcher):
         """Run the jobs. One that fails is returned as such, its reason in its result.json."""
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
-        log.info("%d jobs in %s; each prints to %s in its folder", len(job_overrides), self._sweep, LOG)
+        if initial_job_idx == 0:
+            log.info("jobs in %s; each prints to %s in its folder", self._sweep, LOG)
         told = [Job(str(number), tuple(filter_overrides(job)), {}) for number, job in enumerate(job_overrides)]
         returns: list[JobReturn] = []
         with _unwound_by_sigterm():
@@ -97,7 +98,7 @@ class ProcessLauncher(Launcher):
             job = read_job(folder)
             spent = f"{milliseconds_text(job.step_s)} a step, peak {bytes_text(job.peak_bytes)}"
             log.info("#%d  %s: %s", number, label, f"completed, {spent}" if job.completed else job.failure)
-        return _job_return(job, folder)
+        return _job_return(job, folder, config.objective.name)
 
     def _run_processes(self, config: DictConfig, folder: Path, resume: list[str]) -> None:
         """One job from beginning to end; whatever comes, result.json and Hydra's record of the overrides are there."""
@@ -123,7 +124,7 @@ class ProcessLauncher(Launcher):
             # the run's own record of them has those of this launcher too
             OmegaConf.save(OmegaConf.create(told), folder / OVERRIDES)
         if failure and read_result(folder).get("status") in (None, "completed", "interrupted"):
-            write_failure(folder, failure)
+            write_failure(folder, *failure)
 
     def _program(self) -> list[str]:
         script, processes = str(CONF.parent / "train.py"), self._settings.nproc_per_node
@@ -140,16 +141,18 @@ class _Failed(JobReturn):
         raise self._return_value
 
 
-def _job_return(job: Job, folder: Path) -> JobReturn:
-    """What sweepers are told: the validation loss is what they minimise."""
+def _job_return(job: Job, folder: Path, objective: str) -> JobReturn:
+    """What sweepers are told: what they minimise, as train.py returns it, or that the job failed."""
     done = (JobReturn if job.completed else _Failed)(job.overrides, working_dir=str(folder), task_name="train")
     done.status = JobStatus.COMPLETED if job.completed else JobStatus.FAILED
-    done.return_value = job.result.get("val_loss") if job.completed else RunFailed(f"job {job.number} {job.failure}")
+    done.return_value = job.value_of(objective) if job.completed else RunFailed(f"job {job.number} {job.failure}")
     return done
 
 
-def _failure(command: list[str], output: Path, environment: Mapping[str, str], timeout_s: float | None) -> str:
-    """Run a command to its end, printing into a file. Returns why it failed, empty if it did not."""
+def _failure(
+    command: list[str], output: Path, environment: Mapping[str, str], timeout_s: float | None
+) -> tuple[str, str] | None:
+    """Run a command to its end, printing into a file. Returns status and reason if it failed."""
     with output.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -163,17 +166,17 @@ def _failure(command: list[str], output: Path, environment: Mapping[str, str], t
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             _end(process)
-            return f"ended after hydra.launcher.timeout_s={timeout_s:g}"
+            return "failed", f"ended after hydra.launcher.timeout_s={timeout_s:g}"
         except BaseException:
             _end(process)
             raise
     if code == 0:
-        return "" if (output.parent / RESULT).is_file() else "ended without a result"
+        return None if (output.parent / RESULT).is_file() else ("failed", "ended without a result")
     lines = output.read_text(errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return "; ".join(errors) or f"{how}: {last}"
+    return "refused" if code == BAD_INPUT else "failed", "; ".join(errors) or f"{how}: {last}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
