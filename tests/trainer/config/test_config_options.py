@@ -23,6 +23,8 @@ COMPANIONS = {
     ("parallel", "tensor8"): ["model=llama3_8b"],
     ("parallel", "interleaved2"): ["trainer.global_batch_size=32"],
 }
+#: keys for which some of a search's jobs are refused, and so pruned
+PRUNED_FOR = {("experiment", "search"): "offload.fraction"}
 
 
 def compose(*overrides: str) -> Composition:
@@ -50,7 +52,8 @@ def test_option_composes_and_validates(group: str, option: str, tmp_path: Path, 
     composition = compose(f"{group}={option}", *companions(group, option, tmp_path))
     assert composition.jobs
     machine = cpu if composition.sweep is None or composition.sweep.check_first else gpu
-    assert [problem for job in composition.jobs for problem in validate(job.config, machine)] == []
+    problems = [problem for job in composition.jobs for problem in validate(job.config, machine)]
+    assert [problem for problem in problems if problem.key != PRUNED_FOR.get((group, option))] == []
 
 
 def test_every_group_of_the_design_is_there() -> None:
