@@ -37,6 +37,12 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+def library_of_the_page() -> dict[str, str]:
+    """The files that docs/team-library.md has its reader write."""
+    page = (ROOT / "docs" / "team-library.md").read_text()
+    return dict(re.findall(r"^`(team_conf/\S+)`\n\n```yaml\n(.*?)```", page, re.DOTALL | re.MULTILINE))
+
+
 def test_generated_parts_are_fresh() -> None:
     assert [page.name for page, _ in stale_pages()] == []
 
@@ -50,20 +56,27 @@ def test_a_stale_part_is_seen() -> None:
 def test_there_are_commands_to_check() -> None:
     names = [name for name, _ in commands()]
     assert names.count("README.md") >= 9
-    assert {"configuration.md"} <= set(names)
+    assert {"configuration.md", "sweeps.md", "team-library.md"} <= set(names)
+    assert len(library_of_the_page()) == 6
 
 
 @pytest.mark.parametrize(
     ("page", "arguments"), commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_command_composes(page: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("text")
+    here = tmp_path / "megafit"
+    (here / "texts").mkdir(parents=True)
+    (here / "texts" / "a.txt").write_text("text")
+    for name, text in library_of_the_page().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(here)
     command = parse_arguments(arguments)
     prepare(command)
-    for job in compose_command(command).jobs:
-        if command.purpose is Purpose.train:
+    composition = compose_command(command)
+    checked = composition.sweep is None or composition.sweep.check_first
+    for job in composition.jobs:
+        if command.purpose is Purpose.train and checked:
             assert [str(problem) for problem in validate(job.config, BARE_MACHINE)] == []
 
 
