@@ -17,7 +17,7 @@ from memory.table import plan_table
 from models.config import Attention
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config, Engine, PlanSource, Precision
-from trainer.config.search_path import CONF
+from trainer.config.search_path import CONF, libraries
 
 #: what fine-grained offload can name on Megatron's dense layers
 _NATIVE_OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
@@ -104,9 +104,9 @@ def read_plan(config: Config) -> Plan:
 
 
 def _plan_file(name: str) -> Path:
-    """A file of the user's, or else one of ours."""
-    path, ours = Path(name), CONF / "plans" / name
-    return ours if ours.is_file() and not path.is_file() else path
+    """A file of the user's, or else one of ours or of a team's library."""
+    kept = [folder / "plans" / name for folder in (CONF, *(library.folder for library in libraries()))]
+    return next((path for path in (Path(name), *kept) if path.is_file()), Path(name))
 
 
 @dataclass(frozen=True)

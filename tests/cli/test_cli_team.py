@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -198,6 +199,16 @@ def test_two_packages_with_one_name_are_told(
     said = capsys.readouterr().err
     assert "model.builder: " in said and "both register acme_squared_relu" in said
     assert "acme-megafit 1.0" in said and "bolt-megafit 2.0" in said
+
+
+def test_a_library_may_hold_plans(acme: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = tmp_path / "library"
+    shutil.copytree(acme / CONF, library)
+    (library / "plans").mkdir()
+    (library / "plans" / "acme.yml").write_text("num_layers: 2\nlayers:\n- layers: 0-1\n  recompute: [act_out]\n")
+    told = ["--config-dir", str(library), "team=acme", "plan=file", "plan.path=acme.yml", "validate_only=true"]
+    assert train.main(told) == 0
+    assert re.search(r"act_out +[\d.]+ +recompute", capsys.readouterr().out)
 
 
 def explained(arguments: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:

@@ -33,7 +33,7 @@ class PlanSource(Enum):
 class PlanConfig:
     #: options: made from the recompute and offload groups; file: read from path
     source: PlanSource = PlanSource.options
-    #: YAML of the layout that each run writes as plan.yaml; the name of a file in conf/plans will do
+    #: YAML of the layout that each run writes as plan.yaml; a file in conf/plans or a library's plans goes by its name
     path: Optional[str] = None
 
 
