@@ -128,11 +128,11 @@ def main(arguments: list[str]) -> int:
             composition = compose_command(command)
             if command.purpose is Purpose.train:
                 return _train(command, composition, machine)
+            if command.purpose is not Purpose.inform:
+                _check(composition, machine)
             if command.purpose is Purpose.options:
                 print("\n".join(options_page(composition.jobs[0].config, machine)))
                 return 0
-            if command.purpose is Purpose.show:
-                _check(composition, machine)
         _hydra(command.hydra_argv())
     except (ConfigError, ConfigErrors) as error:
         print_errors(error)

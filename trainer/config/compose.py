@@ -103,13 +103,14 @@ def _compose(command: Command) -> Composition:
     multirun = command.multirun or base.hydra.mode == RunMode.MULTIRUN
     if not multirun:
         raise_if_any(sweep_problems(swept))
-        return Composition((_job(name, _texts(fixed), base),), None)
+        return Composition((_job(name, _texts(fixed), base, "command line"),), None)
     expanded = list(itertools.islice(_expand(base, parsed, loader), MOST_JOBS))
     seen = {text for job in expanded for text in job}
     raise_if_any(_problems_of(seen, groups))
     launcher = base.hydra.launcher
     sweep = Sweep(str(base.hydra.sweep.dir), launcher.get("nproc_per_node", 1), launcher.get("check_first", True))
-    return Composition(tuple(_job(name, job, _compose_one(name, job)) for job in expanded), sweep)
+    told_by = "command line or sweep"
+    return Composition(tuple(_job(name, job, _compose_one(name, job), told_by) for job in expanded), sweep)
 
 
 class _Groups:
@@ -162,8 +163,8 @@ def _expand(base: DictConfig, overrides: Sequence[Override], loader: Any) -> Ite
     return ((*job, *row) for job in itertools.product(*choices.values()) for row in rows)
 
 
-def _job(config_name: str, overrides: Sequence[str], composed: DictConfig) -> Job:
-    task, provenance = _without_hydra(composed), Provenance(config_name, overrides)
+def _job(config_name: str, overrides: Sequence[str], composed: DictConfig, told_by: str) -> Job:
+    task, provenance = _without_hydra(composed), Provenance(config_name, overrides, told_by)
     try:
         config = to_config(task)
     except ConfigErrors as error:

@@ -32,12 +32,13 @@ class Setting:
     #: an option's name, as model/tiny, or the word of the command line
     source: str
     value: Any
-    on_command_line: bool = False
+    #: command line, or sweep; empty: a file or the schema has it
+    told_by: str = ""
 
     @property
     def where(self) -> str:
-        if self.on_command_line:
-            return f"command line: {self.source}"
+        if self.told_by:
+            return f"{self.told_by}: {self.source}"
         return "our default, in the schema" if self.source == "root_schema" else shown_file(self.source)
 
 
@@ -55,8 +56,9 @@ class _File:
 class Provenance:
     """Of one job: its primary configuration and all the words it was told."""
 
-    def __init__(self, config_name: str, overrides: Sequence[str]) -> None:
+    def __init__(self, config_name: str, overrides: Sequence[str], told_by: str) -> None:
         self._config_name = config_name
+        self._told_by = told_by
         self._overrides = list(overrides)
 
     def settings(self, key: str) -> list[Setting]:
@@ -71,7 +73,7 @@ class Provenance:
             (override, _value_at(override.value(), override.key_or_group.split("."), path)) for override in self._told
         ]
         return found + [
-            Setting(str(override.input_line), override.value() if value is _ABSENT else value, on_command_line=True)
+            Setting(str(override.input_line), override.value() if value is _ABSENT else value, self._told_by)
             for override, value in told
             if value is not _ABSENT or override.key_or_group.startswith(f"{key}.")
         ]
@@ -80,7 +82,7 @@ class Provenance:
         """Everything that chooses this group's option; the last one wins."""
         found = [Setting(file.name, file.chosen[group]) for file in self._files if group in file.chosen]
         return found + [
-            Setting(str(override.input_line), override.value(), on_command_line=True)
+            Setting(str(override.input_line), override.value(), self._told_by)
             for override in self._told
             if override.key_or_group == group
         ]
@@ -126,7 +128,7 @@ def with_file(problem: ConfigError, provenance: Provenance) -> ConfigError:
     """The problem with the library's file that set the key; as it is where a file of ours or the command line did."""
     settings = provenance.settings(problem.key) or provenance.choices(problem.key)
     last = settings[-1] if settings else None
-    file = None if last is None or last.on_command_line else library_file(last.source)
+    file = None if last is None or last.told_by else library_file(last.source)
     if file is None or str(file) in problem.problem:
         return problem
     return ConfigError(problem.key, f"{problem.problem} (set in {file})", problem.remedy)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, make_dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
@@ -32,7 +33,7 @@ DATA = "megafit.data"
 
 def load(group: str, key: str, name: str) -> Callable[..., Any]:
     """The function of this name. Raises ConfigError about `key` when there is none, or not one that can be used."""
-    entries = [entry for entry in entry_points(group=group)]
+    entries = list(entry_points(group=group))
     found = {entry.value: entry for entry in entries if entry.name == name}
     if not found:
         known = sorted({f"{entry.name} ({package_of(entry)})" for entry in entries})
@@ -55,7 +56,7 @@ def load(group: str, key: str, name: str) -> Callable[..., Any]:
             f"{entry.value} of {package_of(entry)} can't be imported: {type(error).__name__}: {error}",
             "Mend that package or its entry point",
         ) from error
-    if not callable(function):
+    if not inspect.isfunction(function):
         raise ConfigError(key, f"{entry.value} of {package_of(entry)} is no function", "Mend its entry point")
     return function  # type: ignore[no-any-return]
 
@@ -63,7 +64,8 @@ def load(group: str, key: str, name: str) -> Callable[..., Any]:
 def bound(key: str, function: Callable[..., Any], extras: Mapping[str, Any]) -> dict[str, Any]:
     """The extras as the function takes them, with the types that it declares.
 
-    Raises ConfigErrors about `key`'s entries that it does not take, lacks, or takes as another type.
+    Raises ConfigErrors about `key`'s entries that it does not take, lacks, or takes as another type; ConfigError when
+    it declares types that can't be found.
     """
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     names = [parameter.name for parameter in parameters]
@@ -73,11 +75,15 @@ def bound(key: str, function: Callable[..., Any], extras: Mapping[str, Any]) -> 
         if name not in names
     )
     raise_if_any(
-        ConfigError(f"{key}.{p.name}", f"{function.__name__} needs it", f"Add +{key}.{p.name}=...")
+        ConfigError(f"{key}.{p.name}", f"{function.__name__} needs it", f"Add {key}.{p.name}=...")
         for p in parameters
         if p.default is p.empty and p.name not in extras
     )
-    hints = _hints({parameter.name: parameter.annotation for parameter in parameters}, function)
+    try:
+        hints = _hints({parameter.name: parameter.annotation for parameter in parameters}, function)
+    except NameError as error:
+        problem = f"{function.__name__} declares a type that can't be found: {error}"
+        raise ConfigError(key, problem, "Import it where the function is, not for type checkers only") from None
     taken: dict[str, Any] = {}
     problems = []
     for name, value in extras.items():
@@ -90,10 +96,10 @@ def bound(key: str, function: Callable[..., Any], extras: Mapping[str, Any]) -> 
     return taken
 
 
-def _hints(annotations: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(annotations: dict[str, Any], function: Any) -> dict[str, Any]:
     """The annotations as types; those of other parameters may name what is only imported for type checkers."""
     told = {name: Any if hint is inspect.Parameter.empty else hint for name, hint in annotations.items()}
-    return get_type_hints(type("Extras", (), {"__annotations__": told}), inspect.unwrap(function).__globals__)
+    return get_type_hints(type("Extras", (), {"__annotations__": told}), function.__globals__)
 
 
 def _typed(hint: Any, value: Any) -> Any:
@@ -123,8 +129,7 @@ def model_builder(config: Config) -> Callable[..., Any] | None:
     if name is None:
         return None
     function = load(BUILDERS, "model.builder", name)
-    extras = bound("model.builder_extras", function, config.model.builder_extras)
-    return lambda *arguments: function(*arguments, **extras)
+    return partial(function, **bound("model.builder_extras", function, config.model.builder_extras))
 
 
 def open_registered(config: Config) -> Any:
