@@ -134,7 +134,7 @@ def test_options_tells_every_memory_option_with_the_models_bytes(cli: Cli, tmp_p
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("python train.py recompute=se", ["recompute=selective"]),
+        ("python train.py recompute=fu", ["recompute=full"]),
         ("python train.py -m model=tiny trainer.st", ["trainer.steps="]),
         ("python train.py --config-dir {library} team=", ["team=acme", "team=none"]),
         ("python train.py --config-dir {library} team=acme model=acme_sm", ["model=acme_small"]),
