@@ -147,3 +147,22 @@ def test_bad_sweeps_are_refused_before_they_start(cli: Cli, tmp_path: Path, argu
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_search_prunes_what_is_refused_and_names_the_best(cli: Cli, tmp_path: Path) -> None:
+    done = cli(
+        *("-m", *SMOKE, "hydra/sweeper=search", "objective=token_s", "hydra.launcher.check_first=false"),
+        *("recompute=full,none", "recompute.num_layers=1,9"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sweep = tmp_path / "sweep"
+    found = yaml.safe_load((sweep / "search.yaml").read_text())
+    best = found["best"]
+    assert (best["overrides"], found["trials"], found["pruned"]) == (["recompute=full", "recompute.num_layers=1"], 4, 3)
+    told = result(sweep, best["job"])
+    assert best["value"] == told["step_s"] / told["tokens_per_step"]
+    assert best["peak_bytes"] == told["peak_saved_bytes"]
+    rows = list(csv.DictReader((sweep / "sweep.csv").open()))
+    assert sorted(row["status"] for row in rows) == ["completed", "pruned", "pruned", "pruned"]
+    assert "best of 4 trials (3 pruned): " in done.stdout
