@@ -90,6 +90,30 @@ BAD = [
         ["data.path: no file matches /acme/logs/*.txt (set in {library}/data/acme_logs.yaml)"],
     ),
     (
+        "an override of an option that is not there",
+        {"team/bolt.yaml": "# @package _global_\ndefaults:\n- override /model: acme_smal\nteam: bolt\n"},
+        "--config-dir {library} team=bolt",
+        ["model/acme_smal: there is no such option (in {library}/team/bolt.yaml)", "Did you mean acme_small?"],
+    ),
+    (
+        "an override of a group that is not there",
+        {"team/bolt.yaml": "# @package _global_\ndefaults:\n- override /modle: acme_small\nteam: bolt\n"},
+        "--config-dir {library} team=bolt",
+        ["override /modle: no such group is chosen (in {library}/team/bolt.yaml)", "Did you mean model?"],
+    ),
+    (
+        "a team's file without its first line",
+        {"team/bolt.yaml": "team: bolt\ntrainer: {steps: 3}\n"},
+        "--config-dir {library} team=acme",
+        ["{library}/team/bolt.yaml holds keys of all groups", "Begin it with `# @package _global_`"],
+    ),
+    (
+        "another ending",
+        {"model/acme_wide.yml": "hidden_size: 256\n"},
+        "--config-dir {library} team=acme",
+        ["{library}/model/acme_wide.yml would not be read", "Name it acme_wide.yaml"],
+    ),
+    (
         "a team's file that does not say its name",
         {"team/bolt.yaml": "# @package _global_\ntrainer: {steps: 3}\n"},
         "--config-dir {library} team=bolt",

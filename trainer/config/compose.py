@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from trainer.config.arguments import Command
-from trainer.config.cycles import cycle_problem
+from trainer.config.defaults_lists import cycle_problem
 from trainer.config.errors import ConfigError, ConfigErrors, raise_if_any
 from trainer.config.libraries import find_libraries, library_problems
 from trainer.config.overrides import override_problems, parse_overrides, sweep_problems

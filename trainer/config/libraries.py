@@ -20,6 +20,9 @@ from trainer.config.search_path import CONF, Library, option_files
 from trainer.config.suggest import choices_text
 
 TEAMS = "megafit.teams"
+#: groups whose options hold keys of all groups, and the line that says so
+_GLOBAL_GROUPS = ("cluster", "team", "experiment")
+_GLOBAL = "# @package _global_"
 
 
 def package_of(entry: EntryPoint) -> str:
@@ -58,6 +61,8 @@ def library_problems(libraries: Sequence[Library]) -> Iterator[ConfigError]:
 
     Hydra takes any folder as a group, and the first of two files, without a word.
     """
+    for library in libraries:
+        yield from _file_problems(library)
     groups = [path.name for path in sorted(CONF.iterdir()) if path.is_dir()]
     seen = {file: CONF for file in option_files(CONF)}
     for library in libraries:
@@ -82,4 +87,17 @@ def library_problems(libraries: Sequence[Library]) -> Iterator[ConfigError]:
                     library.given_by,
                     f"{library.folder / file} is hidden by {file.as_posix()} in {seen[file]}",
                     "Give it another name",
+                )
+
+
+def _file_problems(library: Library) -> Iterator[ConfigError]:
+    """Files that Hydra would pass over, or read as a group's keys although they hold those of all."""
+    for file in sorted(library.folder.glob("*/*.yml")):
+        if file.parent.name != "plans":
+            yield ConfigError(library.given_by, f"{file} would not be read", f"Name it {file.stem}.yaml")
+    for group in _GLOBAL_GROUPS:
+        for file in sorted(library.folder.glob(f"{group}/*.yaml")):
+            if not file.read_text(encoding="utf-8").startswith(_GLOBAL):
+                yield ConfigError(
+                    library.given_by, f"{file} holds keys of all groups without saying so", f"Begin it with `{_GLOBAL}`"
                 )

@@ -7,6 +7,7 @@ import re
 import yaml
 from hydra.errors import MissingConfigException
 
+from trainer.config.defaults_lists import file_that_overrides
 from trainer.config.errors import ConfigError
 from trainer.config.search_path import CONF, shown_file
 from trainer.config.suggest import choices_text, nearest_key_text
@@ -28,6 +29,11 @@ def translated(error: Exception, config_name: str) -> ConfigError:
     where = f" (in {shown_file(file.group(1))})" if file and file.group(1) != "config" else ""
     if isinstance(error, MissingConfigException):
         return _missing_file(error, text, where, config_name)
+    unmatched = re.search(r"Could not override '([^']+)'", text)
+    if unmatched:
+        groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+        group = unmatched.group(1)
+        return ConfigError(f"override /{group}", f"no such group is chosen{where}", choices_text(group, groups))
     full_key = re.search(r"full_key: *(\S+)", text)
     key = full_key.group(1) if full_key else (file.group(1) if file else "hydra")
     if re.search(r"Key '[^']*' (not in|is not in struct)", text):
@@ -56,5 +62,8 @@ def _missing_file(error: MissingConfigException, text: str, where: str, config_n
             "--config-name", f"there is no {config_name}.yaml in the search path", choices_text(config_name, near)
         )
     name = missing.group(1).rstrip(".")
+    chosen_in = None if where else file_that_overrides(name)
+    if chosen_in:
+        where = f" (in {chosen_in})"
     options = error.options or [path.stem for path in (CONF / name).parent.glob("*.yaml")]
     return ConfigError(name, f"there is no such option{where}", choices_text(name.rpartition("/")[2], sorted(options)))
