@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import train
+from trainer.config.schema import TrainerConfig
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 CONF = Path("acme_megafit", "conf")
@@ -248,7 +249,7 @@ def test_each_place_wins_over_those_before_it(acme: Path, tmp_path: Path, capsys
     told = f"--config-dir {library} team=acme cluster=acme_steps experiment=acme_steps trainer.steps=34"
     assert explained(f"{told} explain=trainer.steps", capsys) == [
         ["trainer.steps", "= 34"],
-        ["450", "our default, in the schema"],
+        [str(TrainerConfig().steps), "our default, in the schema"],
         ["31", f"{library}/cluster/acme_steps.yaml"],
         ["20", f"{library}/team/acme.yaml"],
         ["33", f"{library}/experiment/acme_steps.yaml"],
