@@ -140,6 +140,9 @@ def main(arguments: list[str]) -> int:
     except RunFailed as error:
         print_errors(error)
         return 1
+    except BrokenPipeError:  # `... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
     return 0

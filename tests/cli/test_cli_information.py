@@ -94,6 +94,16 @@ def test_commands_of_the_help_are_right(cli: Cli) -> None:
         assert done.returncode == 0 or "error: resume: there is no folder" in done.stderr, (line, done.stderr)
 
 
+@pytest.mark.parametrize("word", ["--help", "options"])
+def test_a_reader_may_stop_reading(word: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(ROOT / "train.py"), word]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_cfg_job_resolve(cli: Cli, tmp_path: Path) -> None:
     done = cli("--cfg", "job", "--resolve", "optim.lr=0.5", "optim.min_lr=${optim.lr}")
     assert done.returncode == 0, done.stderr
