@@ -98,7 +98,7 @@ class ProcessLauncher(Launcher):
             job = read_job(folder)
             spent = f"{milliseconds_text(job.step_s)} a step, peak {bytes_text(job.peak_bytes)}"
             log.info("#%d  %s: %s", number, label, f"completed, {spent}" if job.completed else job.failure)
-        return _job_return(job, folder, config.objective.name)
+        return job_return(job, folder, config.objective.name)
 
     def _run_processes(self, config: DictConfig, folder: Path, resume: list[str]) -> None:
         """One job from beginning to end; whatever comes, result.json and Hydra's record of the overrides are there."""
@@ -141,7 +141,7 @@ class _Failed(JobReturn):
         raise self._return_value
 
 
-def _job_return(job: Job, folder: Path, objective: str) -> JobReturn:
+def job_return(job: Job, folder: Path, objective: str) -> JobReturn:
     """What sweepers are told: what they minimise, as train.py returns it, or that the job failed."""
     done = (JobReturn if job.completed else _Failed)(job.overrides, working_dir=str(folder), task_name="train")
     done.status = JobStatus.COMPLETED if job.completed else JobStatus.FAILED
