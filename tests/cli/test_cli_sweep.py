@@ -128,6 +128,7 @@ def test_other_launchers_sweeps_are_reported_too(cli: Cli, tmp_path: Path) -> No
     rows = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))
     completed = [(row["job"], row["trainer.seed"]) for row in rows if row["status"] == "completed"]
     assert (completed, len(rows)) == ([("0", "1"), ("2", "2")], 3)
+    assert "trainer.seed: -1" in json.loads((tmp_path / "sweep" / "1" / "result.json").read_text())["message"]
 
 
 @pytest.mark.parametrize(

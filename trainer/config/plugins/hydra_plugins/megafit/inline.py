@@ -34,9 +34,10 @@ class InlineLauncher(BasicLauncher):
         return [self._told(returned) for returned in super().launch(job_overrides, initial_job_idx)]
 
     def _told(self, returned: JobReturn) -> JobReturn:
-        folder = Path(returned.working_dir or "")
         if returned.status is JobStatus.COMPLETED:
             return returned
+        assert returned.hydra_cfg is not None
+        folder = Path(returned.hydra_cfg.hydra.runtime.output_dir)
         if "status" not in read_result(folder):
             write_failure(folder, "failed", str(returned._return_value))
         return job_return(read_job(folder), folder, "val_loss")
