@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,60 +13,26 @@ import yaml
 from memory.options import Granularity, OffloadKind
 from memory.plan import Plan, PlanError
 from memory.seed import Seed, seed_plan
-from memory.sites import LayerShape
 from memory.table import plan_table
-from models.config import Attention
 from trainer.config.errors import ConfigError
-from trainer.config.schema import Config, Engine, PlanSource, Precision
+from trainer.config.schema import Config, Engine, PlanSource
 from trainer.config.search_path import CONF, libraries
+from trainer.estimate import as_json, auto_decision, estimate, lines
+from trainer.shape import layer_chunks, layer_shape, uses_bf16
 
 #: what fine-grained offload can name on Megatron's dense layers
 _NATIVE_OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
 
 
-def layer_chunks(
-    num_layers: int, pipeline: int = 1, virtual_pipeline: int | None = None
-) -> tuple[tuple[int, ...], ...]:
-    """The layers of each model chunk in forward order, as Megatron deals them out: stage by stage, then round again."""
-    count = num_layers // (pipeline * (virtual_pipeline or 1))
-    return tuple(tuple(range(first, first + count)) for first in range(0, num_layers, count))
-
-
-def layer_shape(config: Config, has_cuda: bool) -> LayerShape:
-    """Sizes of one layer on one rank for one micro-batch."""
-    model, parallel = config.model, config.parallel
-    # Without a GPU torch's scaled_dot_product_attention takes its plain path for dropout, and that stores the scores.
-    stores_scores = model.attention is Attention.unfused or (model.attention_dropout > 0 and not has_cuda)
-    return LayerShape(
-        seq_length=model.seq_length,
-        micro_batch_size=config.trainer.micro_batch_size,
-        hidden=model.hidden_size,
-        ffn=model.ffn,
-        heads=model.num_attention_heads,
-        query_width=model.query_width,
-        kv_width=model.kv_width,
-        gated=model.gated,
-        fused_attention=not stores_scores,
-        element_bytes=2 if uses_bf16(config.trainer.precision, has_cuda) else 4,
-        tensor_parallel=parallel.tensor,
-        context_parallel=parallel.context,
-        sequence_parallel=parallel.sequence_parallel,
-    )
-
-
-def uses_bf16(precision: Precision, has_cuda: bool) -> bool:
-    return has_cuda if precision is Precision.auto else precision is Precision.bf16
-
-
-def plans_for_gpu(config: Config, has_cuda: bool) -> bool:
-    """Whether to plan for a GPU: there is one, or a laptop plans for the one that the hardware group names."""
-    return has_cuda or config.hardware.name not in ("auto", "cpu")
-
-
 def make_seed(config: Config, has_cuda: bool) -> Seed:
-    """The plan and what to say about it. Raises ConfigError when plan.path holds no plan for this model."""
+    """The plan and what to say about it.
+
+    Raises ConfigError when plan.path holds no plan for this model, or no plan fits plan.budget.
+    """
     if config.plan.source is PlanSource.file:
         return Seed(read_plan(config), (), ())
+    if config.plan.source is PlanSource.auto:
+        return Seed(auto_decision(config, has_cuda).prediction.plan, (), ())
     parallel = config.parallel
     chunks = layer_chunks(config.model.num_layers, parallel.pipeline, parallel.virtual_pipeline)
     return seed_plan(config.recompute, config.offload, layer_shape(config, has_cuda), chunks)
@@ -129,6 +96,22 @@ def shown_plan(config: Config, has_cuda: bool) -> ShownPlan:
     seed = make_seed(config, has_cuda)
     header, rows = plan_table(seed.plan, layer_shape(config, has_cuda))
     return ShownPlan(seed.plan.to_yaml(), header, rows, seed.notes)
+
+
+def estimate_lines(config: Config, has_cuda: bool) -> list[str]:
+    """What the configuration will take, for validate_only; nothing where there is no figure to reckon with."""
+    if config.engine.name is Engine.megatron or (not has_cuda and config.plan.source is not PlanSource.auto):
+        return []
+    return ["", *lines(estimate(config, make_seed(config, has_cuda).plan, has_cuda))]
+
+
+def write_estimate(config: Config, has_cuda: bool, folder: Path) -> None:
+    """estimate.json of a run; none for engine=megatron, whose switches are not reckoned with."""
+    if config.engine.name is Engine.megatron:
+        return
+    found = as_json(estimate(config, make_seed(config, has_cuda).plan, has_cuda))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "estimate.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def megatron_switches(config: Config, has_cuda: bool) -> dict[str, Any]:

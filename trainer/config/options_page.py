@@ -9,7 +9,7 @@ from memory.sites import ABSENT_MODULES, INSIDE_REGION, OFFLOAD_MODULES, RECOMPU
 from trainer.config.machine import Machine
 from trainer.config.meanings import field_meanings, group_options
 from trainer.config.schema import Config
-from trainer.plan import layer_shape, plans_for_gpu
+from trainer.shape import layer_shape, plans_for_gpu
 
 _MIB = 1 << 20
 

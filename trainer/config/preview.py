@@ -11,7 +11,8 @@ from memory.table import LEGEND
 from trainer.config.compose import Job
 from trainer.config.machine import Machine
 from trainer.config.provenance import explained
-from trainer.plan import plans_for_gpu, shown_plan
+from trainer.plan import estimate_lines, shown_plan
+from trainer.shape import plans_for_gpu
 
 
 def resolved_yaml(composed: DictConfig) -> str:
@@ -43,11 +44,12 @@ def _headed(jobs: Sequence[Job]) -> Iterator[Job]:
 
 def plan_lines(job: Job, machine: Machine) -> list[str]:
     """The plan as aligned columns under a line that says what the marks mean."""
-    shown = shown_plan(job.config, plans_for_gpu(job.config, machine.has_cuda))
+    for_gpu = plans_for_gpu(job.config, machine.has_cuda)
+    shown = shown_plan(job.config, for_gpu)
     table = [shown.header, *shown.rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(shown.header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return ["", f"Plan ({LEGEND})", *lines, *shown.notes]
+    return ["", f"Plan ({LEGEND})", *lines, *shown.notes, *estimate_lines(job.config, for_gpu)]
 
 
 def _print_yaml(text: str) -> None:

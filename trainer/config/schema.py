@@ -27,14 +27,30 @@ class EngineConfig:
 class PlanSource(Enum):
     options = "options"
     file = "file"
+    auto = "auto"
+
+
+class PlanObjective(Enum):
+    time = "time"
+    memory = "memory"
 
 
 @dataclass(frozen=True)
 class PlanConfig:
-    #: options: made from the recompute and offload groups; file: read from path
+    #: options: made from the recompute and offload groups; file: read from path; auto: the cheapest within budget
     source: PlanSource = PlanSource.options
     #: YAML of the layout that each run writes as plan.yaml; a file in conf/plans or a library's plans goes by its name
     path: Optional[str] = None
+    #: auto: device memory that a step may take: 70GiB, 800MiB, or a share of the device's such as 0.9
+    budget: Optional[str] = None
+    #: auto: time: the fastest step within budget; memory: the smallest peak within max_slowdown
+    objective: PlanObjective = PlanObjective.time
+    #: objective=memory, experiment=ladder: how much longer than keeping everything a step may take, as a share
+    max_slowdown: float = 0.05
+    #: auto: steps after which the plan is sought anew with what they measured; 0: never
+    calibrate_steps: int = 0
+    #: estimates are for so many processes; None: those of this launch, or one copy of the model
+    processes: Optional[int] = None
 
 
 class DataSource(Enum):

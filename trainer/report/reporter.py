@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from trainer.config.schema import Config, GuardAction
-from trainer.plan import layer_shape, shown_plan
+from trainer.plan import shown_plan
 from trainer.report.baseline import BASELINE, to_json
 from trainer.report.launch import Launch
 from trainer.report.machine import host_facts
@@ -26,6 +26,7 @@ from trainer.report.screen import Screen
 from trainer.report.summary import Summary, Tally, summarise
 from trainer.report.throughput import Throughput, find_peak
 from trainer.report.wandb_logger import WandbLogger
+from trainer.shape import layer_shape
 
 log = logging.getLogger(__name__)
 

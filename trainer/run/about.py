@@ -15,13 +15,13 @@ from memory.plan import Plan
 from models.flops import flops_per_token
 from models.parameters import parameter_count
 from trainer.config.schema import Config
-from trainer.plan import uses_bf16
 from trainer.report.baseline import Choice
 from trainer.report.machine import host_facts
 from trainer.report.observer import RunInfo
 from trainer.run.distributed import World
 from trainer.run.loop import Start
 from trainer.run.state import plain
+from trainer.shape import uses_bf16
 
 #: versions without which a result cannot be repeated
 _PACKAGES = ("torch", "megatron-core", "transformer-engine", "numpy", "hydra-core")

@@ -13,7 +13,7 @@ from memory.plan import Plan
 from memory.sites import SITES
 from models.loss_head import head_bytes, resolve_loss_head
 from trainer.config.schema import Config, OptimizerName
-from trainer.plan import layer_shape
+from trainer.shape import layer_shape
 
 #: of the free memory that an estimate may fill: closed forms know nothing of kernels' workspaces and fragmentation
 _MARGIN = 0.85

@@ -13,7 +13,6 @@ from megatron.core import parallel_state
 from memory.plan import Plan
 from models.flops import flops_per_token
 from trainer.config.schema import Config, GuardAction
-from trainer.plan import layer_shape
 from trainer.report.baseline import WARM_UP_STEPS, Choice, Delta, delta
 from trainer.report.guard import advise
 from trainer.report.observation import freed_shares, observe
@@ -24,6 +23,7 @@ from trainer.run.holdings import holdings
 from trainer.run.link import Link, LinkCounters
 from trainer.run.memory import RunMemory
 from trainer.run.ranks import gather
+from trainer.shape import layer_shape
 
 #: census' name for what the embedding, the last norm and the loss head keep
 _OUTSIDE = "outside the layers"

@@ -164,6 +164,16 @@ BAD = [
     ("plan.path=x.yaml", "plan.path", "Add plan=file"),
     ("plan.source=file", "plan.path", "Add plan.path=FILE"),
     ("plan.source=file plan.path=/nowhere/plan.yaml", "plan.path", "there is no file /nowhere/plan.yaml"),
+    ("plan.budget=4GiB", "plan.budget", "Add plan=auto"),
+    ("plan.objective=memory", "plan.objective", "Add plan=auto"),
+    ("plan.source=auto plan.path=x.yaml", "plan.path", "Add plan=file"),
+    ("plan.source=auto plan.budget=4", "plan.budget", "no unit"),
+    ("plan.source=auto plan.budget=4GB", "plan.budget", "4GB is no amount of memory"),
+    ("plan.source=auto plan.budget=1MiB", "plan.budget", "Write plan.budget="),
+    ("plan.source=auto plan.max_slowdown=0.1", "plan.max_slowdown", "Add plan.objective=memory"),
+    (f"plan.source=auto {SELECTIVE}", "recompute", "decides itself"),
+    (f"plan.source=auto {FINE}", "offload", "decides itself"),
+    ("plan.source=auto plan.processes=0", "plan.processes", "is too small"),
     ("resume=/nowhere", "resume", "there is no folder /nowhere"),
     ("hardware.match='['", "hardware.match", "not a regular expression"),
     ("logger.base_url=wandb.example", "logger.base_url", "https://"),
@@ -206,6 +216,7 @@ BAD_MEGATRON = [
     (f"{SELECTIVE} recompute.modules=[layernorm] strict=true", "recompute.modules", "fuse the norms"),
     ("model.attention=sdpa", "model.attention", "model.attention=auto"),
     ("plan.source=file plan.path=/nowhere", "engine.name", "plan=options"),
+    ("plan.source=auto", "engine.name", "plan=options"),
 ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
-from trainer.config.rules import data, measure, megatron, model, offload, parallel, recompute, registered, run
+from trainer.config.rules import data, measure, megatron, model, offload, parallel, plan, recompute, registered, run
 from trainer.config.rules.launch import launch_problems, machine_of_jobs
 from trainer.config.schema import Config
 
@@ -18,7 +18,13 @@ __all__ = ["Rule", "launch_problems", "machine_of_jobs", "validate"]
 Rule = Callable[[Config, Machine], Iterator[ConfigError]]
 
 #: sizes come first: where they are wrong the others would divide by zero or repeat them
-_SIZES: tuple[Rule, ...] = (model.size_problems, parallel.size_problems, run.size_problems, measure.size_problems)
+_SIZES: tuple[Rule, ...] = (
+    model.size_problems,
+    parallel.size_problems,
+    run.size_problems,
+    measure.size_problems,
+    plan.size_problems,
+)
 _OTHERS: tuple[Rule, ...] = (
     model.problems,
     recompute.problems,
@@ -27,6 +33,7 @@ _OTHERS: tuple[Rule, ...] = (
     parallel.problems,
     run.problems,
     measure.problems,
+    plan.problems,
     data.problems,
     registered.problems,
 )

@@ -27,8 +27,8 @@ _DEFAULT_MIN_BYTES = OffloadOptions().min_bytes
 def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
     if config.engine.name is not Engine.megatron:
         return
-    if config.plan.source is PlanSource.file:
-        yield ConfigError("engine.name", "Megatron's switches can't follow a plan file", f"{_STASH} or plan=options")
+    if config.plan.source is not PlanSource.options:
+        yield ConfigError("engine.name", "Megatron's switches can't follow a plan", f"{_STASH} or plan=options")
     if config.model.attention is Attention.sdpa:
         yield ConfigError(
             "model.attention",

@@ -1,4 +1,4 @@
-"""Rules of the training loop, the optimizer, the logger, the plan's source and resuming. Imports no torch."""
+"""Rules of the training loop, the optimizer, the logger and resuming. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from memory.options import Granularity, OffloadKind
 from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
 from trainer.config.rules.common import at_least, divides, positive, share, unused
 from trainer.config.rules.parallel import data_parallel_size
-from trainer.config.schema import Config, OptimizerName, PlanSource
-from trainer.plan import read_plan
+from trainer.config.schema import Config, OptimizerName
 from trainer.report.sweep import job_folders
 
 
@@ -49,7 +47,6 @@ def size_problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
 def problems(config: Config, machine: Machine) -> Iterator[ConfigError]:
     yield from _batch(config, machine)
     yield from _schedule(config)
-    yield from _plan(config)
     yield from _resume(config)
     yield from _report(config)
     if config.optim.name is OptimizerName.none:
@@ -120,25 +117,6 @@ def _no_optimizer(config: Config) -> Iterator[ConfigError]:
         "parallel.overlap_grad_reduce",
         "parallel.overlap_param_gather",
     )
-
-
-def _plan(config: Config) -> Iterator[ConfigError]:
-    if config.plan.source is PlanSource.options:
-        if config.plan.path is not None:
-            yield ConfigError(
-                "plan.path", "would do nothing: the plan is made from the options", "Add plan=file or drop it"
-            )
-        return
-    if config.recompute.granularity is not Granularity.none:
-        yield ConfigError(
-            "recompute", "plan=file says itself what is recomputed", "Write recompute=none or plan=options"
-        )
-    if config.offload.kind is not OffloadKind.none:
-        yield ConfigError("offload", "plan=file says itself what is offloaded", "Write offload=none or plan=options")
-    try:
-        read_plan(config)
-    except ConfigError as error:
-        yield error
 
 
 def _resume(config: Config) -> Iterator[ConfigError]:
