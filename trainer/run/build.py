@@ -14,14 +14,15 @@ from models.builder import build_gpt, transformer_config
 from models.config import Layout
 from trainer.config.registered import model_builder
 from trainer.config.schema import Config, Engine, OptimizerName
-from trainer.plan import uses_bf16
 from trainer.run.clock import StepClock
 from trainer.run.data.batches import Batches
 from trainer.run.distributed import World
 from trainer.run.memory import RunMemory, megatron_switches
 from trainer.run.optimizer import build_optimizer, build_scheduler
+from trainer.run.recover import agreed, agrees
 from trainer.run.step import Stepper
 from trainer.run.update import DropGradients, MegatronUpdate, Update
+from trainer.shape import uses_bf16
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ def build(config: Config, here: World, batches: Batches, vocab_size: int) -> Bui
         optimizer = build_optimizer(config, chunks, bf16)
         scheduler = build_scheduler(config, optimizer, batches.shape.global_batch)
         update = MegatronUpdate(chunks, optimizer, scheduler, batches.shape.global_batch)
-        megatron_config.finalize_model_grads_func = finalize_model_grads
+        megatron_config.finalize_model_grads_func = (
+            agreed(finalize_model_grads) if agrees(config) else finalize_model_grads
+        )
         megatron_config.grad_scale_func = optimizer.scale_loss
     if parallel.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in chunks]

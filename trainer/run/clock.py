@@ -73,6 +73,13 @@ class StepClock:
         """Times since the last call. On a GPU call it after the step's synchronisation."""
         return StepTimes(*(self._take(self._spans[name]) for name in (FORWARD, BACKWARD, OPTIMIZER)))
 
+    def drop(self) -> None:
+        """Forget what was recorded since the last read, as of a step that came to no end."""
+        for span in self._spans.values():
+            if self._cuda:
+                self._free_events.extend(span.marks)
+            span.marks.clear()
+
     def _take(self, span: _Span) -> float:
         pairs = list(zip(span.marks[::2], span.marks[1::2], strict=True))
         if self._cuda:

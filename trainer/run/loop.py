@@ -11,7 +11,8 @@ from trainer.config.schema import TrainerConfig
 from trainer.report.baseline import Under
 from trainer.report.observer import EffectRow, Observer, StepRecord
 from trainer.run.profile import Profile
-from trainer.run.step import Stepper
+from trainer.run.recover import MemoryExhausted
+from trainer.run.step import Steps
 from trainer.run.stop import GUARD, StopRequest
 from trainer.run.watch import Watch
 
@@ -42,7 +43,7 @@ class Start:
 def run_loop(
     trainer: TrainerConfig,
     start: Start,
-    stepper: Stepper,
+    stepper: Steps,
     observer: Observer,
     *,
     global_batch: int,
@@ -79,8 +80,12 @@ def run_loop(
     while step < trainer.steps:
         runs_under = under(step - start.step)
         due = watch.due(step + 1)
-        with profile.step(step - start.step):
-            outcome = stepper.train(consumed, lambda: stop.signal is not None, metered=due)
+        try:
+            with profile.step(step - start.step):
+                outcome = stepper.train(consumed, lambda: stop.signal is not None, metered=due)
+        except MemoryExhausted:
+            save_here()
+            raise
         step += 1
         consumed += global_batch
         losses.append(outcome.loss)

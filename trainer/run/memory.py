@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 
 from memory.engine.census import Effect
@@ -20,8 +21,9 @@ from memory.options import Granularity
 from memory.plan import Action, Plan
 from trainer import plan
 from trainer.config.errors import ConfigError
-from trainer.config.schema import Config, Engine
+from trainer.config.schema import Config, Engine, PlanSource
 from trainer.report.observer import EffectRow
+from trainer.shape import layer_shape
 
 #: share of the node's free memory that offloading may lock, all its ranks together
 _HOST_SHARE = 0.8
@@ -42,6 +44,9 @@ class RunMemory:
         self._native = config.engine.name is Engine.megatron
         has_cuda = torch.cuda.is_available()
         seed = plan.make_seed(config, has_cuda)
+        if config.plan.source is PlanSource.auto:
+            seed = dataclasses.replace(seed, plan=_of_first_rank(seed.plan))
+        self._applied = seed.plan
         #: what the configuration asks for; None: Megatron's own switches act
         self.plan = None if self._native else seed.plan
         #: what is recomputed, whoever does it
@@ -60,8 +65,14 @@ class RunMemory:
                 "offload", str(error), "Offload less (fraction, modules, num_layers) or raise offload.host_limit_gib"
             ) from None
 
+    @property
+    def plan_now(self) -> Plan:
+        """The plan in force; not for engine=megatron."""
+        return self._applied
+
     def switch(self, plan: Plan) -> None:
         """Between steps: go on under another plan. Not for engine=megatron: its switches act on building a model."""
+        self._applied = plan
         self._engine.switch(plan)
         if torch.cuda.is_available():
             # blocks cut for the other plan's tensors would count as fragmentation of this one's
@@ -117,11 +128,19 @@ def _key(effect: Effect) -> str:
     )
 
 
+def _of_first_rank(found: Plan) -> Plan:
+    """All ranks follow one plan, also where their caches or libraries made them find different ones. Collective."""
+    plans = [found]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(plans, src=0)
+    return plans[0]
+
+
 def _host_bytes(config: Config, applied: Plan, chunks: Sequence[Any]) -> int:
     """What the plan offloads on this rank while the most micro-batches are between forward and backward (1F1B)."""
     layers = [layer.layer_number - 1 for chunk in chunks for layer in chunk.decoder.layers]
     in_flight = config.parallel.pipeline - parallel_state.get_pipeline_model_parallel_rank()
-    return in_flight * applied.offload_bytes(plan.layer_shape(config, torch.cuda.is_available()), layers)
+    return in_flight * applied.offload_bytes(layer_shape(config, torch.cuda.is_available()), layers)
 
 
 def _host_limit_bytes(config: Config) -> int:

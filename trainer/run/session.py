@@ -11,6 +11,7 @@ import torch.distributed as dist
 import models.cpu
 from trainer.config.errors import ConfigError
 from trainer.config.schema import Config
+from trainer.plan import write_estimate
 from trainer.report.observer import Observer, RunEnd
 from trainer.run import checkpoint, state
 from trainer.run.about import measured_fingerprint, run_info
@@ -22,6 +23,7 @@ from trainer.run.distributed import batch_shape, world
 from trainer.run.fit import fits
 from trainer.run.link import measure_link
 from trainer.run.loop import RunResult, Start, run_loop
+from trainer.run.planned import planned_steps
 from trainer.run.profile import Profile
 from trainer.run.stop import StopRequest
 from trainer.run.watch import Watch
@@ -92,6 +94,8 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
             lead_in=baseline.steps,
             steps=config.trainer.steps - start.step,
         )
+        if here.rank == 0:
+            write_estimate(config, here.on_gpu, output_dir)
         observer.run_started(
             run_info(
                 config,
@@ -109,7 +113,7 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
             end = run_loop(
                 config.trainer,
                 start,
-                built.stepper,
+                planned_steps(config, built, here.device, output_dir),
                 observer,
                 global_batch=batches.shape.global_batch,
                 tokens_per_step=tokens_per_step,

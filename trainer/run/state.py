@@ -17,8 +17,8 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
 from trainer.config.schema import Config
-from trainer.plan import uses_bf16
 from trainer.run.optimizer import settings_of
+from trainer.shape import uses_bf16
 
 #: of the model group: what a trained model's weights do not depend on
 _FREE_MODEL_KEYS = frozenset(
@@ -77,7 +77,7 @@ def sharded_state(chunks: Sequence[torch.nn.Module], optimizer: Any, loading: bo
     }
     state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
     state["generators"] = ShardedObject(
-        "generators", _generators(), (dist.get_world_size(),), (dist.get_rank(),), replica_id=0
+        "generators", generators(), (dist.get_world_size(),), (dist.get_rank(),), replica_id=0
     )
     return state
 
@@ -93,7 +93,7 @@ def restore(loaded: Mapping[str, Any], chunks: Sequence[torch.nn.Module], optimi
     with torch.no_grad():
         optimizer.load_state_dict(loaded["optimizer"])
     _own_steps(optimizer)
-    _set_generators(loaded["generators"])
+    set_generators(loaded["generators"])
 
 
 def _groups(optimizer_state: Any) -> Iterator[dict[str, Any]]:
@@ -137,7 +137,8 @@ def _model_key(models: Sequence[Any], index: int) -> str:
     return "model" if len(models) == 1 else f"model{index}"
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
+    """The state of every random generator of this rank."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -147,7 +148,8 @@ def _generators() -> dict[str, Any]:
     }
 
 
-def _set_generators(states: Mapping[str, Any]) -> None:
+def set_generators(states: Mapping[str, Any]) -> None:
+    """Put back what generators() gave."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])

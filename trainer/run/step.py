@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -36,6 +36,16 @@ class StepOutcome:
     memory: StepMemory
     #: some rank was asked to stop
     stop: bool
+
+
+class Steps(Protocol):
+    """What a run's loop needs: Stepper, or what stands in front of one."""
+
+    def train(self, consumed: int, stop_requested: Callable[[], bool], metered: bool) -> StepOutcome: ...
+
+    def evaluate(self) -> float: ...
+
+    def parameters_gathered(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class Stepper:
@@ -68,6 +78,8 @@ class Stepper:
         self._gathers_late = gathers_late
         self._device = device
         self._forward_backward = get_forward_backward_func()
+        #: the optimizer is at work on the weights: a step that fails now can't be repeated
+        self.updating = False
 
     def train(self, consumed: int, stop_requested: Callable[[], bool], metered: bool) -> StepOutcome:
         """The step that follows `consumed` samples; this rank's wish to stop is asked for at its end.
@@ -75,6 +87,8 @@ class Stepper:
         metered: copies over the link are timed.
         """
         began = time.perf_counter()
+        # of a step that failed
+        self._clock.drop()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._memory.begin_step(metered)
@@ -85,7 +99,9 @@ class Stepper:
         lr = self._update.lr
         timer = self._clock(OPTIMIZER)
         timer.start()
+        self.updating = True
         grad_norm = self._update.step()
+        self.updating = False
         timer.stop()
         loss, stop = self._agree(losses, stop_requested())
         return StepOutcome(
