@@ -24,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from docs.scale import RESULT as SCALE  # noqa: E402
+from docs.scale import config_of  # noqa: E402
+from memory.plan import Plan  # noqa: E402
+from memory.planner.pipeline import predict  # noqa: E402
 from memory.sites import (  # noqa: E402
     ABSENT_MODULES,
     INSIDE_REGION,
@@ -38,11 +42,13 @@ from trainer.config.compose import compose_command  # noqa: E402
 from trainer.config.meanings import field_meanings, group_meanings, group_options  # noqa: E402
 from trainer.config.schema import Config  # noqa: E402
 from trainer.config.suggest import unwrapped  # noqa: E402
+from trainer.pipeline import make_setting  # noqa: E402
 
 CONF = ROOT / "conf"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PAIRS = ROOT / "docs" / "results" / "pairs-cpu.json"
 PAIRS_H200 = ROOT / "docs" / "results" / "pairs-h200.json"
+PLANS_H200 = ROOT / "docs" / "results" / "plans-h200.json"
 MIB = 1 << 20
 
 _PART = re.compile(r"(<!-- generated:([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -254,6 +260,49 @@ def pairs_part() -> str:
     return table([*header, f"val loss, {measured['steps']} steps", "same losses to the bit"], rows)
 
 
+def predicted_part() -> str:
+    rows, measured = [], json.loads(PLANS_H200.read_text())
+    settings = {name: make_setting(config_of(*told), has_cuda=True) for name, told in measured["settings"].items()}
+    for row in measured["rows"]:
+        pipeline = settings[row["experiment"]].pipeline
+        found, keep = predict(pipeline, Plan.from_yaml(row["plan"])), pipeline.keep
+        slower = found.step_s / keep.step_s - 1
+        rows.append(
+            [
+                row["experiment"][-1],
+                row["name"],
+                f"{found.peak_bytes / 2**30:.2f}",
+                f"{row['peak_gib']:.2f}",
+                f"{slower:.1%}" if slower else f"{keep.step_s * 1e3:.0f} ms",
+                f"{row['slower']:.1%}" if row["slower"] else f"{row['step_ms']:.0f} ms",
+            ]
+        )
+    header = ("setting", "plan", "predicted GiB", "measured GiB", "predicted over keep", "measured over keep")
+    return table(header, rows)
+
+
+def scale_part() -> str:
+    measured = json.loads(SCALE.read_text())
+
+    def cells(found: Mapping[str, float]) -> list[str]:
+        return [f"{found['peak_bytes'] / 2**30:.1f}", f"{found['step_s']:.2f}", f"{found['mfu']:.1%}"]
+
+    header = ["", "micro-batch"]
+    for name in ("keep", "full", "auto"):
+        header += [f"{name} GiB", "step s", "MFU"]
+    rows = [
+        [
+            code(row["experiment"]),
+            str(row["micro_batch_size"]),
+            *cells(row["keep"]),
+            *cells(row["full"]),
+            *cells(row["auto"]),
+        ]
+        for row in measured["rows"]
+    ]
+    return table(header, rows)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "groups": groups_part,
     "options": options_part,
@@ -264,6 +313,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "absent-modules": absent_part,
     "pairs": pairs_part,
     "pairs-gpu": pairs_h200_part,
+    "predicted": predicted_part,
+    "scale": scale_part,
 }
 
 

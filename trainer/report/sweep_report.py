@@ -10,6 +10,7 @@ from rich.console import Console
 from trainer.config.schema import Config
 from trainer.report.frontier import is_frontier, write_frontier
 from trainer.report.launch import Launch
+from trainer.report.recommend import recommendation
 from trainer.report.records import write_atomically
 from trainer.report.sweep import Row, common_overrides, compare, failures, read_jobs
 from trainer.report.sweep_table import csv_text, markdown, print_sweep, records, sweep_console, where_measured
@@ -25,7 +26,11 @@ def report_sweep(folder: Path, config: Config, console: Console | None = None) -
     print_sweep(rows, console)
     pictures = _pictures(folder, name, rows)
     write_atomically(folder / "sweep.csv", csv_text(rows))
-    write_atomically(folder / "sweep.md", markdown(name, rows, pictures))
+    advice = recommendation(rows, config.plan.max_slowdown)
+    page = markdown(name, rows, pictures)
+    write_atomically(folder / "sweep.md", page if advice is None else f"{page}\n{advice}\n")
+    if advice is not None:
+        console.print(advice, soft_wrap=True, highlight=False, markup=False)
     console.print(f"report: {folder / 'sweep.md'}", soft_wrap=True, highlight=False, markup=False)
     _log(folder, config, rows, pictures)
     return failures(rows)
