@@ -116,9 +116,9 @@ def test_sigterm_unwinds_and_the_old_handler_comes_back(process: Any) -> None:
 
 
 def test_sweepers_are_told_the_validation_loss_or_the_failure(process: Any, tmp_path: Path) -> None:
-    done = process._job_return(Job("0", ("a=1",), {"status": "completed", "val_loss": 1.25}), tmp_path, "val_loss")
+    done = process.job_return(Job("0", ("a=1",), {"status": "completed", "val_loss": 1.25}), tmp_path, "val_loss")
     assert (done.status.name, done.return_value, done.overrides) == ("COMPLETED", 1.25, ("a=1",))
-    failed = process._job_return(Job("1", (), {"status": "diverged", "message": "loss is nan"}), tmp_path, "val_loss")
+    failed = process.job_return(Job("1", (), {"status": "diverged", "message": "loss is nan"}), tmp_path, "val_loss")
     assert failed.status.name == "FAILED"
     with pytest.raises(RunFailed, match="job 1 diverged: loss is nan"):
         _ = failed.return_value
