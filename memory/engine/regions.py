@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.utils import make_viewless_tensor
 
 from memory.engine.door import Books, CountingDoor
 
@@ -28,5 +29,10 @@ def run_region(
         with torch.autograd.graph.saved_tensors_hooks(door.pack, door.unpack):
             return run(*args)
 
+    if distribute and inputs[0].is_leaf:
+        # Megatron puts this rank's share in the place of the first input's data. What a pipeline stage has received is
+        # a leaf, whose gradient then has another shape than itself and can't be accumulated: share out an alias.
+        alias = make_viewless_tensor(inputs[0].view_as(inputs[0]), requires_grad=True, keep_graph=True)
+        inputs = (alias, *inputs[1:])
     output: torch.Tensor = tensor_parallel.checkpoint(observed, distribute, *inputs)
     return output

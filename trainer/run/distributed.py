@@ -58,7 +58,7 @@ def world(config: Config) -> Iterator[World]:
     try:
         _join(device, size, config.parallel.timeout_s)
         _split(config.parallel)
-        _seed(config.trainer.seed)
+        seed_generators(config.trainer.seed)
         yield World(dist.get_rank(), size, device)
     finally:
         torch.use_deterministic_algorithms(was_deterministic)
@@ -92,7 +92,7 @@ def _split(parallel: ParallelConfig) -> None:
     )
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Megatron's own rule: pipeline stages differ, data-parallel ranks do not (initialize._set_random_seed)."""
     stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(stage_seed)

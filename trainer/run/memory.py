@@ -92,6 +92,11 @@ class RunMemory:
         return self._engine.census.rows()
 
     @property
+    def held_bytes(self) -> int:
+        """Held for backward now: 0 between steps."""
+        return self._engine.held_bytes
+
+    @property
     def host_pool_bytes(self) -> int:
         return self._engine.host_pool_bytes
 
