@@ -7,9 +7,12 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import Any
 
 import megatron.core
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.transformer import TransformerConfig
 
@@ -62,7 +65,39 @@ def _repair_checkpoint_fp8() -> None:
     CheckpointWithoutOutput.__init__ = init
 
 
+_set_optimizer_states = DistributedOptimizer._set_main_param_and_optimizer_states
+
+
+def _step_is_missed() -> bool:
+    """Load one parameter's states, as load_parameter_state_from_fully_reshardable does, over torch's Adam."""
+    optimizer = DistributedOptimizer.__new__(DistributedOptimizer)
+    parameter = torch.zeros(1)
+    states = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)}
+    optimizer.config = SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=False)
+    optimizer.model_param_group_index_map = {parameter: (0, 0)}
+    optimizer.optimizer = SimpleNamespace(param_groups=[{"params": [parameter]}], state={parameter: states})
+    try:
+        _set_optimizer_states(optimizer, parameter, {"param": parameter, "exp_avg": torch.ones(1)})
+    except KeyError:
+        return True
+    return False
+
+
+def _repair_step() -> None:
+    def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        # load_state_dict has put the step in place already
+        own = self._get_main_param_and_optimizer_states(model_param)
+        _set_optimizer_states(self, model_param, {**{k: own[k] for k in ("step",) if k in own}, **tensors})
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
+
+
 PATCHES = (
+    Patch(
+        fault="DistributedOptimizer can't load a fully_reshardable checkpoint into torch's Adam: KeyError 'step'",
+        faulty=_step_is_missed,
+        apply=_repair_step,
+    ),
     Patch(
         fault="CheckpointWithoutOutput(fp8=False).fp8 is True, so that selective layernorm needs Transformer Engine",
         faulty=_plain_checkpoint_is_fp8,

@@ -40,6 +40,8 @@ class Progress:
     losses: Sequence[float]
     #: what must be the same to go on from here: configuration key -> value
     fingerprint: Mapping[str, Any]
+    #: how it was split over processes; generators are restored where that is the same
+    layout: Mapping[str, Any]
 
 
 def clean(folder: Path) -> None:

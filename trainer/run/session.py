@@ -19,7 +19,7 @@ from trainer.run.baseline import LeadIn, choose
 from trainer.run.build import Built, build
 from trainer.run.data.batches import Batches
 from trainer.run.data.samples import SampleSource, open_samples
-from trainer.run.distributed import batch_shape, world
+from trainer.run.distributed import batch_shape, seed_generators, world
 from trainer.run.fit import fits
 from trainer.run.link import measure_link
 from trainer.run.loop import RunResult, Start, run_loop
@@ -51,14 +51,15 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
         identity = state.fingerprint(
             config, world_size=here.size, vocab_size=vocab_size, samples_in_pass=source.block_length
         )
+        split = state.layout(config, here.size)
         folder = output_dir / "checkpoints"
-        start = _start(config, folder, built, identity)
+        start = _start(config, folder, built, identity, split)
         tokens_per_step = batches.shape.global_batch * config.model.seq_length
 
         def save(step: int, consumed: int, losses: list[float]) -> None:
             if built.optimizer is None:  # optim=none: the weights are those of the first step
                 return
-            progress = checkpoint.Progress(step, consumed, built.scheduler.num_steps, losses, identity)
+            progress = checkpoint.Progress(step, consumed, built.scheduler.num_steps, losses, identity, split)
             sharded = state.sharded_state(built.chunks, built.optimizer, loading=False)
             checkpoint.save(folder, progress, resolved_yaml, sharded, config.trainer.checkpoint_keep)
 
@@ -149,7 +150,7 @@ def model_vocab_size(config: Config, source: SampleSource) -> int:
     return wanted
 
 
-def _start(config: Config, own_folder: Path, built: Built, identity: dict[str, Any]) -> Start:
+def _start(config: Config, own_folder: Path, built: Built, identity: dict[str, Any], split: dict[str, Any]) -> Start:
     """The beginning, or the newest checkpoint of the run that `resume` names, loaded. Collective."""
     if dist.get_rank() == 0:
         checkpoint.clean(own_folder)
@@ -176,7 +177,11 @@ def _start(config: Config, own_folder: Path, built: Built, identity: dict[str, A
             f"the checkpoint already stands at step {progress.step} of {config.trainer.steps}",
             "Ask for more steps",
         )
-    loaded = checkpoint.load(found, state.sharded_state(built.chunks, built.optimizer, loading=True))
+    same_split = progress.layout == split
+    if not same_split:  # the saved generators are other ranks', and those of the first step would repeat its dropout
+        seed_generators(config.trainer.seed + progress.step)
+    wanted = state.sharded_state(built.chunks, built.optimizer, loading=True, with_generators=same_split)
+    loaded = checkpoint.load(found, wanted)
     state.restore(loaded, built.chunks, built.optimizer)
     built.scheduler.num_steps = 0
     built.scheduler.step(increment=progress.scheduler_samples)

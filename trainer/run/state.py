@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
-from trainer.config.schema import Config
+from trainer.config.schema import Config, OptimizerName
 from trainer.run.optimizer import settings_of
 from trainer.shape import uses_bf16
 
@@ -33,7 +33,6 @@ def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_
     options.
     """
     model = {f"model.{key}": value for key, value in plain(config.model).items() if key not in _FREE_MODEL_KEYS}
-    parallel = config.parallel
     return {
         **model,
         "model.vocab_size": vocab_size,
@@ -46,14 +45,27 @@ def fingerprint(config: Config, *, world_size: int, vocab_size: int, samples_in_
         "optim.name": config.optim.name.value,
         "trainer.seed": config.trainer.seed,
         "trainer.precision": "bf16" if uses_bf16(config.trainer.precision, torch.cuda.is_available()) else "fp32",
+        "parallel.distributed_optimizer": config.parallel.distributed_optimizer,
+        **({} if reshards(config) else layout(config, world_size)),
+    }
+
+
+def layout(config: Config, world_size: int) -> dict[str, Any]:
+    """How a run is split over processes. Another one may go on from its checkpoint, with generators seeded anew."""
+    parallel = config.parallel
+    return {
         "parallel.tensor": parallel.tensor,
         "parallel.pipeline": parallel.pipeline,
         "parallel.virtual_pipeline": parallel.virtual_pipeline,
         "parallel.context": parallel.context,
-        "parallel.distributed_optimizer": parallel.distributed_optimizer,
-        # generators are each rank's own
         "number of processes": world_size,
     }
+
+
+def reshards(config: Config) -> bool:
+    """Whether a checkpoint can be read under another layout: Megatron's distributed optimizer knows Adam's states only
+    apart from its own buffers."""
+    return config.optim.name is OptimizerName.adam or not config.parallel.distributed_optimizer
 
 
 def plain(group: Any) -> dict[str, Any]:
@@ -62,11 +74,19 @@ def plain(group: Any) -> dict[str, Any]:
     return plain
 
 
-def sharded_state(chunks: Sequence[torch.nn.Module], optimizer: Any, loading: bool) -> dict[str, Any]:
-    """Megatron's description of this rank's weights, optimizer state and random generators. Collective."""
+def sharded_state(
+    chunks: Sequence[torch.nn.Module], optimizer: Any, loading: bool, with_generators: bool = True
+) -> dict[str, Any]:
+    """Megatron's description of this rank's weights, optimizer state and random generators. Collective.
+
+    with_generators: False where the checkpoint's are those of another layout.
+    """
+    is_adam = optimizer.config.optimizer == OptimizerName.adam.value
     metadata = {
-        # the one layout that both the distributed optimizer and torch's AdamW inside it can load
-        "distrib_optim_sharding_type": "dp_reshardable",
+        # tensors of the parameters' own shapes; dp_reshardable has the distributed optimizer's buffers
+        "distrib_optim_sharding_type": "fully_reshardable" if is_adam else "dp_reshardable",
+        # gathered on one rank of each data-parallel group, in host memory
+        "distrib_optim_fully_reshardable_mem_efficient": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
     if loading:
@@ -76,9 +96,10 @@ def sharded_state(chunks: Sequence[torch.nn.Module], optimizer: Any, loading: bo
         _model_key(models, index): model.sharded_state_dict(metadata=metadata) for index, model in enumerate(models)
     }
     state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=loading, metadata=metadata)
-    state["generators"] = ShardedObject(
-        "generators", generators(), (dist.get_world_size(),), (dist.get_rank(),), replica_id=0
-    )
+    if with_generators:
+        state["generators"] = ShardedObject(
+            "generators", generators(), (dist.get_world_size(),), (dist.get_rank(),), replica_id=0
+        )
     return state
 
 
@@ -93,7 +114,8 @@ def restore(loaded: Mapping[str, Any], chunks: Sequence[torch.nn.Module], optimi
     with torch.no_grad():
         optimizer.load_state_dict(loaded["optimizer"])
     _own_steps(optimizer)
-    set_generators(loaded["generators"])
+    if "generators" in loaded:
+        set_generators(loaded["generators"])
 
 
 def _groups(optimizer_state: Any) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,14 @@ def alone(make_config: MakeConfig) -> Iterator[None]:
 
 
 def progress(step: int) -> Progress:
-    return Progress(step, 4 * step, 4 * step, [0.1 * number for number in range(step)], {"model.num_layers": 2})
+    return Progress(
+        step,
+        4 * step,
+        4 * step,
+        [0.1 * number for number in range(step)],
+        {"model.num_layers": 2},
+        {"parallel.tensor": 2},
+    )
 
 
 def tensors(value: float) -> dict[str, Any]:
@@ -49,7 +56,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_the_oldest_make_room_by_step_and_not_by_name(tmp_path: Path) -> None:
     for step in (7, 99_999_999, 100_000_000):
-        checkpoint.save(tmp_path, Progress(step, 0, 0, [], {}), "", tensors(step), keep=2)
+        checkpoint.save(tmp_path, Progress(step, 0, 0, [], {}, {}), "", tensors(step), keep=2)
     assert names(tmp_path) == ["step_100000000", "step_99999999"]
     newest = checkpoint.newest(tmp_path)
     assert newest is not None and newest.name == "step_100000000"
@@ -130,7 +137,7 @@ def test_fingerprint(make_config: MakeConfig) -> None:
         {"seed": 1},
         {"model": {"bias": True}},
         {"model": {"extras": {"a": [1]}}},
-        {"parallel": {"tensor": 2}},
+        {"parallel": {"distributed_optimizer": True}},
         {"precision": Precision.bf16},
     ):
         assert of(**changed) != of(), changed
