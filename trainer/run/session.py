@@ -25,6 +25,7 @@ from trainer.run.link import measure_link
 from trainer.run.loop import RunResult, Start, run_loop
 from trainer.run.planned import planned_steps
 from trainer.run.profile import Profile
+from trainer.run.pulse import pulse
 from trainer.run.stop import StopRequest
 from trainer.run.watch import Watch
 
@@ -43,7 +44,11 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
     """
     if not torch.cuda.is_available():
         models.cpu.install()
-    with StopRequest() as stop, world(config) as here:
+    with (
+        StopRequest() as stop,
+        world(config) as here,
+        pulse(here.rank, here.size, lambda lost: observer.run_ended(RunEnd("failed", None, lost))) as ranks,
+    ):
         source = open_samples(config)
         vocab_size = model_vocab_size(config, source)
         batches = Batches(source, batch_shape(config), vocab_size, config.trainer.eval_batches, here.device)
@@ -126,6 +131,8 @@ def train(config: Config, output_dir: Path, resolved_yaml: str, observer: Observ
                 stop=stop,
             )
         except BaseException as error:
+            if ranks and isinstance(error, Exception) and not isinstance(error, ConfigError):
+                ranks.explain(error)
             observer.run_ended(RunEnd("failed", None, f"{type(error).__name__}: {error}"))
             raise
         observer.run_ended(RunEnd(end.status, end.val_loss, end.message))
