@@ -41,7 +41,7 @@ def write_report(folder: Path, summary: Summary, tally: Tally, plan: Plan | None
 
 
 def _name(summary: Summary) -> str:
-    return f"{summary.model} recompute={summary.recompute} offload={summary.offload}"
+    return f"{summary.model} {summary.memory_options}"
 
 
 def _draw(

@@ -195,7 +195,7 @@ def summary_table(summary: Summary, folder: str) -> Table:
                 if summary.parameters
                 else summary.model,
             ),
-            ("memory options", f"recompute={summary.recompute} offload={summary.offload} engine={summary.engine}"),
+            ("memory options", f"{summary.memory_options} engine={summary.engine}"),
             ("device", f"{summary.world_size} x {hardware['device']}" if "device" in hardware else NOTHING),
             ("folder", folder),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.schema import Config
+from trainer.config.schema import Config, PlanSource
 from trainer.report.baseline import WARM_UP_STEPS, Baseline, Choice, Delta, Figures, delta, estimated, settled_median
 from trainer.report.observer import Advice, EffectRow, Interval, RunEnd, RunInfo, StepMemory, StepRecord
 from trainer.report.throughput import Throughput
@@ -47,6 +47,8 @@ class Summary:
     model: str
     recompute: str
     offload: str
+    #: where the plan came from: options (those two), file or auto
+    plan: str
     engine: str
     parameters: int | None
     tokens_per_step: int | None
@@ -57,6 +59,12 @@ class Summary:
     ended_at: str
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
+
+    @property
+    def memory_options(self) -> str:
+        """What decided over each tensor."""
+        chosen = f"recompute={self.recompute} offload={self.offload}"
+        return chosen if self.plan == PlanSource.options.value else f"plan={self.plan}"
 
 
 @dataclass
@@ -181,6 +189,7 @@ def summarise(
         model=config.model.name,
         recompute=config.recompute.granularity.value,
         offload=config.offload.kind.value,
+        plan=config.plan.source.value,
         engine=config.engine.name.value,
         parameters=info.parameters if info else None,
         tokens_per_step=info.tokens_per_step if info else None,
