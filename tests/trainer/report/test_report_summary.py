@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from trainer.config.schema import Config
+from trainer.config.schema import Config, PlanConfig, PlanSource
 from trainer.report.observer import RunEnd, RunInfo, StepRecord
 from trainer.report.summary import Summary, Tally, summarise
 from trainer.report.throughput import Peak, Throughput
@@ -69,3 +70,9 @@ def test_cpu_has_no_allocator_peak(
     config: Config, make_info: Callable[..., RunInfo], make_step: Callable[..., StepRecord]
 ) -> None:
     assert summary_of(config, make_info(), [make_step(1)]).peak_allocated_bytes is None
+
+
+def test_what_decided_over_tensors(config: Config, make_info: Callable[..., RunInfo]) -> None:
+    assert summary_of(config, make_info(), []).memory_options == "recompute=none offload=none"
+    auto = replace(config, plan=PlanConfig(PlanSource.auto, budget="8GiB"))
+    assert summary_of(auto, make_info(), []).memory_options == "plan=auto"
