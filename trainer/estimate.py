@@ -234,7 +234,9 @@ def _any_bytes(prediction: Prediction, name: str) -> bool:
 
 def _place(peak_at: tuple[str, int]) -> str:
     phase, layer = peak_at
-    return f"{phase}, loss head" if layer < 0 and phase != "states" else f"{phase}, layer {layer}"
+    if phase == "forward" and layer < 0:
+        return "end of forward"
+    return phase if layer < 0 else f"{phase} of layer {layer}"
 
 
 def _aligned(table: list[list[str]]) -> Iterator[str]:

@@ -20,10 +20,12 @@ from memory.planner.stage import Stage
 _CORRECTIONS = 4
 #: a plan waits for the link no longer than foreseen, up to this share of the step
 _WAIT_TOLERANCE = 0.003
+#: a share of the step: a plan no further than this from the lower bound is not sought any better
+_CLOSE = 5e-4
 #: pairs of profiles looked at closely
 _PAIRS = 24
 #: simulations of one solve, counted in layers, at least and at most so many plans
-_SIMULATED_LAYERS, _SIMULATED_PLANS = 9000, (60, 700)
+_SIMULATED_LAYERS, _SIMULATED_PLANS = 6000, (40, 600)
 
 _Assignment = tuple[tuple[int, Profile], ...]
 
@@ -68,9 +70,10 @@ def solve(stage: Stage, num_layers: int, budget_bytes: int, *, use_scipy: bool =
     if use_scipy:
         bound_s += search.lower_bound_s()
         for cap in sorted({option.backward_bytes for option in options}, reverse=True):
-            if search.by_counts(cap):
+            if search.by_counts(cap) or search.within(bound_s):
                 break
-        search.by_pairs()
+        if not search.within(bound_s):
+            search.by_pairs()
     found_by = "integer program" if search.best else "greedy"
     if search.best is None:
         search.by_greed()
@@ -78,7 +81,7 @@ def solve(stage: Stage, num_layers: int, budget_bytes: int, *, use_scipy: bool =
         search.by_thrift()
     if search.best is None:
         raise Infeasible(search.smallest_bytes)
-    if thorough:
+    if thorough and not search.within(bound_s):
         search.polish()
     choice, simulation = search.best
     return Choice(choice, simulation, min(bound_s, simulation.micro_batch_s), found_by)
@@ -98,6 +101,10 @@ class _Search:
         self._allowed = min(most, max(least, _SIMULATED_LAYERS // (len(stage.layers) * stage.simulated_micro_batches)))
         #: the least peak seen
         self.smallest_bytes = keep.peak_bytes
+
+    def within(self, bound_s: float) -> bool:
+        """Whether the best plan is so near this lower bound that no search can pay."""
+        return self.best is not None and self.best[1].micro_batch_s <= (1 + _CLOSE) * bound_s
 
     @property
     def _spent(self) -> int:
