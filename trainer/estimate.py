@@ -14,7 +14,7 @@ import yaml
 
 from memory.plan import Plan
 from memory.planner.ladder import Ladder, ladder_below
-from memory.planner.pipeline import Decision, Prediction, decide, frontier, predict, thriftiest
+from memory.planner.pipeline import Decision, Prediction, decide, frontier, predict, smallest_peak_bytes, thriftiest
 from memory.planner.solve import Infeasible
 from trainer.calibration import Calibration
 from trainer.config.errors import ConfigError
@@ -98,15 +98,31 @@ def _decide(config: Config, setting: Setting) -> Decision:
     try:
         return decide(setting.pipeline, budget)
     except Infeasible as error:
-        unit = next(name for name in ("GiB", "MiB", "KiB") if error.smallest_bytes >= _UNITS[name] or name == "KiB")
-        # rounded up, so that what is proposed fits
-        smallest = f"{-(-error.smallest_bytes * 100 // _UNITS[unit]) / 100:.2f}{unit}"
-        raise ConfigError(
-            "plan.budget",
-            f"no plan fits {bytes_text(budget)}: the smallest budget that one was found for is {smallest}",
-            f"Write plan.budget={smallest}, or take a smaller trainer.micro_batch_size, "
-            "more parallel ranks, or parallel.distributed_optimizer=true",
-        ) from None
+        raise _too_small(budget, error.smallest_bytes) from None
+
+
+def check_budget(config: Config, has_cuda: bool) -> None:
+    """Raises ConfigError where auto_decision would, without seeking the best plan."""
+    setting = make_setting(config, has_cuda)
+    if config.plan.objective is PlanObjective.memory:
+        return
+    budget = parse_budget(config.plan.budget or "0.9", setting.hardware.memory_gib)
+    if setting.pipeline.keep.peak_bytes > budget:
+        smallest = smallest_peak_bytes(setting.pipeline)
+        if smallest > budget:
+            raise _too_small(budget, smallest)
+
+
+def _too_small(budget: int, smallest_bytes: int) -> ConfigError:
+    unit = next(name for name in ("GiB", "MiB", "KiB") if smallest_bytes >= _UNITS[name] or name == "KiB")
+    # rounded up, so that what is proposed fits
+    smallest = f"{-(-smallest_bytes * 100 // _UNITS[unit]) / 100:.2f}{unit}"
+    return ConfigError(
+        "plan.budget",
+        f"no plan fits {bytes_text(budget)}: the smallest budget that one was found for is {smallest}",
+        f"Write plan.budget={smallest}, or take a smaller trainer.micro_batch_size, "
+        "more parallel ranks, or parallel.distributed_optimizer=true",
+    )
 
 
 def auto_ladder(config: Config, has_cuda: bool, plan: Plan, calibration: Calibration | None = None) -> Ladder:

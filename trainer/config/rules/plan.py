@@ -9,7 +9,7 @@ from trainer.config.errors import ConfigError
 from trainer.config.machine import Machine
 from trainer.config.rules.common import at_least, unused
 from trainer.config.schema import Config, Engine, PlanConfig, PlanObjective, PlanSource
-from trainer.estimate import auto_decision
+from trainer.estimate import check_budget
 from trainer.plan import read_plan
 from trainer.shape import plans_for_gpu
 
@@ -63,6 +63,6 @@ def _auto(config: Config, machine: Machine) -> Iterator[ConfigError]:
     # A run takes the device that there is, whatever hardware its options name.
     for_gpu = machine.has_cuda or (config.validate_only and plans_for_gpu(config, False))
     try:
-        auto_decision(config, for_gpu)
+        check_budget(config, for_gpu)
     except ConfigError as error:
         yield error
