@@ -48,6 +48,7 @@ from trainer.config.options_page import options_page  # noqa: E402
 from trainer.config.overrides import quoted  # noqa: E402
 from trainer.config.preview import print_explanation, print_preview, resolved_yaml  # noqa: E402
 from trainer.config.provenance import with_file  # noqa: E402
+from trainer.config.ranks import adopt_ranks  # noqa: E402
 from trainer.config.rules import launch_problems, machine_of_jobs, validate  # noqa: E402
 from trainer.config.schema import Config  # noqa: E402
 from trainer.config.strict import to_config  # noqa: E402
@@ -56,6 +57,7 @@ from trainer.config.strict import to_config  # noqa: E402
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def _run(composed: DictConfig) -> float | None:
     """One job. Returns what a sweeper minimises."""
+    adopt_ranks()
     config = to_config(composed)
     raise_if_any(validate(config, this_machine()))
     from trainer.report.reporter import Reporter

@@ -108,7 +108,9 @@ def _compose(command: Command) -> Composition:
     seen = {text for job in expanded for text in job}
     raise_if_any(_problems_of(seen, groups))
     launcher = base.hydra.launcher
-    sweep = Sweep(str(base.hydra.sweep.dir), launcher.get("nproc_per_node", 1), launcher.get("check_first", True))
+    # ours, or submitit's
+    processes = launcher.get("nproc_per_node") or launcher.get("tasks_per_node", 1) * launcher.get("nodes", 1)
+    sweep = Sweep(str(base.hydra.sweep.dir), processes, launcher.get("check_first", True))
     told_by = "command line or sweep"
     return Composition(tuple(_job(name, job, _compose_one(name, job), told_by) for job in expanded), sweep)
 

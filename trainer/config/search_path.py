@@ -54,8 +54,9 @@ def use_plugins() -> None:
     """
     if _PLUGINS not in sys.path:
         sys.path.append(_PLUGINS)
-        inherited = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{inherited}{os.pathsep}{_PLUGINS}" if inherited else _PLUGINS
+        # submitit's workers need our packages too
+        paths = (os.environ.get("PYTHONPATH"), _PLUGINS, str(CONF.parent))
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
 def use_libraries(libraries: Sequence[Library]) -> None:
