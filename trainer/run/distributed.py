@@ -18,7 +18,8 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from trainer.config.schema import Config, ParallelConfig
+from memory.options import OffloadKind
+from trainer.config.schema import Config, ParallelConfig, PlanSource
 from trainer.run.data.batches import BatchShape
 
 #: runs of this process; all ranks count the same
@@ -45,6 +46,9 @@ def world(config: Config) -> Iterator[World]:
     NCCL on GPUs, gloo on CPUs. The rules have checked that the world divides by the parallel sizes.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    if config.parallel.tensor > 1 and not may_offload(config):
+        # read when CUDA starts; Megatron's overlap of gradients with their reduction needs kernels in order of issue
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -65,6 +69,11 @@ def world(config: Config) -> Iterator[World]:
         parallel_state.destroy_model_parallel()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def may_offload(config: Config) -> bool:
+    """Whether copies may wait on streams of their own: one queue would hold kernels back behind them."""
+    return config.offload.kind is not OffloadKind.none or config.plan.source is not PlanSource.options
 
 
 def _join(device: torch.device, size: int, timeout_s: int) -> None:
