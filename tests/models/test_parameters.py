@@ -38,9 +38,14 @@ def test_preset_has_its_published_number_of_parameters(name: str) -> None:
     assert parameter_count(preset(name)) == PUBLISHED[name]
 
 
+def test_a_published_size_in_billions() -> None:
+    """Megatron-LM tells of the largest model on its scaling chart no more than that."""
+    assert parameter_count(preset("gpt_462b")) / 1e9 == pytest.approx(462, rel=2e-3)
+
+
 def test_every_preset_is_checked_and_carries_its_name() -> None:
     names = {path.stem for path in PRESETS.glob("*.yaml")}
-    assert names == {*PUBLISHED, "tiny"}
+    assert names == {*PUBLISHED, "gpt_462b", "tiny"}
     assert all(preset(name).name == name for name in names)
 
 

@@ -29,7 +29,7 @@ def translated(error: Exception, config_name: str) -> ConfigError:
     where = f" (in {shown_file(file.group(1))})" if file and file.group(1) != "config" else ""
     if isinstance(error, MissingConfigException):
         return _missing_file(error, text, where, config_name)
-    unmatched = re.search(r"Could not override '([^']+)'", text)
+    unmatched = re.search(r"Could not override '([^']+)'\.\s+No match in the defaults list", text)
     if unmatched:
         groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
         group = unmatched.group(1)
