@@ -168,8 +168,7 @@ def build_gpt(
     compat.apply()
     attention = resolve_attention(model)
     padded_vocab = model.padded_vocab_size(vocab_size, config.tensor_model_parallel_size)
-    stock_head = stock_spec and model.loss_head is LossHead.auto
-    loss_head = LossHead.full if stock_head else resolve_loss_head(model)
+    loss_head = resolve_loss_head(model, stock_spec)
     gpt_model = GPTModel if loss_head is LossHead.full else partial(LossHeadGPT, loss_head=loss_head)
     virtual = config.virtual_pipeline_model_parallel_size
     chunks: list[torch.nn.Module] = []

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed import all_reduce
 
-from models.cross_entropy import all_tokens, first_row, grad_logits_, reduced_over_ranks, statistics_
+from models.cross_entropy import all_tokens, first_row, grad_logits_, losses_by_chunk, reduced_over_ranks
 from models.loss_head import chunk_length
 
 
@@ -37,15 +36,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         inputs = all_tokens(hidden, group, sequence_parallel)
-        length = chunk_length(weight.size(0))
-        first = first_row(weight, group)
-        chunks = zip(inputs.split(length), labels.flatten().split(length), strict=True)
-        statistics = [statistics_((chunk @ weight.t()).float(), targets, first, group) for chunk, targets in chunks]
-        maxima, sums, predicted = map(torch.cat, zip(*statistics, strict=True))
-        all_reduce(sums, group=group)
-        all_reduce(predicted, group=group)
+        pieces = inputs.split(chunk_length(weight.size(0)))
+        chunks = ((piece @ weight.t()).float() for piece in pieces)
+        losses, maxima, sums = losses_by_chunk(chunks, labels, first_row(weight, group), group)
         ctx.save_for_backward(hidden, weight, labels, maxima, sums)
-        return (torch.log(sums) - predicted).view_as(labels)
+        return losses
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -5,6 +5,7 @@ The operations, and so the bits, are those of Megatron's VocabParallelCrossEntro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def first_row(weight: torch.Tensor, group: Any) -> int:
     return int(first)
 
 
-def statistics_(
+def _statistics_(
     logits: torch.Tensor, targets: torch.Tensor, first: int, group: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of each token: its largest logit over all ranks, this rank's sum of exponentials, and the target's logit less the
@@ -57,6 +58,25 @@ def statistics_(
         logits, targets, maxima, first, first + logits.size(1)
     )
     return maxima, sums, predicted
+
+
+def losses_by_chunk(
+    chunks: Iterable[torch.Tensor], labels: torch.Tensor, first: int, group: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss of each token, [s, b], and what its backward needs: largest logit and sum of exponentials, [tokens].
+
+    chunks: the logits of these labels [s, b] a few tokens at a time, in fp32, to be overwritten.
+    """
+    targets = labels.flatten()
+    found, begun = [], 0
+    for logits in chunks:
+        found.append(_statistics_(logits, targets[begun : begun + logits.size(0)], first, group))
+        begun += logits.size(0)
+        del logits  # before the next one is made
+    maxima, sums, predicted = map(torch.cat, zip(*found, strict=True))
+    all_reduce(sums, group=group)
+    all_reduce(predicted, group=group)
+    return (torch.log(sums) - predicted).view_as(labels), maxima, sums
 
 
 def grad_logits_(

@@ -29,14 +29,15 @@ def chunk_length(across: int) -> int:
     return max(_GRAIN, CHUNK_BYTES // (_FP32 * across) // _GRAIN * _GRAIN)
 
 
-def resolve_loss_head(model: ModelConfig) -> LossHead:
-    """What model.loss_head means: in_place for `auto`, which costs nothing, unless model.extras ask for another head.
+def resolve_loss_head(model: ModelConfig, stock: bool = False) -> LossHead:
+    """What model.loss_head means: for `auto` in_place, unless model.extras ask for another head, or the model is stock:
+    built of Megatron's own layers.
 
     Raises ValueError where a head of ours is asked for beside a field of model.extras that asks for yet another.
     """
     other = next((name for name in _OTHER_HEADS if model.extras.get(name)), None)
     if model.loss_head is LossHead.auto:
-        return LossHead.full if other else LossHead.in_place
+        return LossHead.full if other or stock else LossHead.in_place
     if model.loss_head is not LossHead.full and other:
         raise ValueError(
             f"model.loss_head={model.loss_head.value}: does not go with model.extras.{other}; use model.loss_head=full"

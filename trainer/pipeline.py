@@ -20,11 +20,10 @@ from memory.planner.pipeline import Pipeline
 from memory.planner.stage import Head, Stage
 from models.config import LossHead, Normalization, Position
 from models.flops import flops_per_token
-from models.loss_head import head_bytes, resolve_loss_head
 from trainer.calibration import Calibration, load_calibration
 from trainer.config.schema import Config, HardwareConfig, OptimizerName
 from trainer.config.search_path import CONF
-from trainer.shape import layer_chunks, layer_shape
+from trainer.shape import layer_chunks, layer_shape, loss_head, loss_head_bytes
 
 #: shares of the data sheet's figures that a step reaches, measured on an H200 with Transformer Engine in bf16
 _LINEAR_SHARE, _PRODUCT_SHARE, _ATTENTION_SHARE = 0.60, 0.78, 0.50
@@ -241,20 +240,11 @@ def bytes_per_element(config: Config, element_bytes: int, sharded_over: int) -> 
 
 def _head(config: Config, cost: LayerCost, rates: Rates, padded_vocab: int) -> Head:
     model, parallel, shape = config.model, config.parallel, cost.shape
-    kind = resolve_loss_head(model)
-    held = head_bytes(
-        kind,
-        tokens=shape.tokens,
-        hidden=model.hidden_size,
-        padded_vocab=padded_vocab,
-        element_bytes=shape.element_bytes,
-        tensor_parallel=parallel.tensor,
-        sequence_parallel=parallel.sequence_parallel,
-    )
+    held = loss_head_bytes(config, shape, padded_vocab)
     rows = padded_vocab // parallel.tensor
     product_s = 2.0 * shape.tokens * model.hidden_size * rows / rates.product_flops
     softmax_s = _HEAD_PASSES * 4.0 * shape.tokens * rows / rates.device_bytes
-    again = product_s if kind is LossHead.chunked else 0.0
+    again = product_s if loss_head(config) is LossHead.chunked else 0.0
     return Head(
         # the last layer's output waits for the final norm's backward
         kept_bytes=held.kept + shape.residual(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memory.sites import LayerShape
-from models.config import Attention
-from trainer.config.schema import Config, Precision
+from models.config import Attention, LossHead
+from models.loss_head import HeadBytes, head_bytes, resolve_loss_head
+from trainer.config.schema import Config, Engine, Precision
 
 
 def layer_chunks(
@@ -34,6 +35,23 @@ def layer_shape(config: Config, has_cuda: bool) -> LayerShape:
         tensor_parallel=parallel.tensor,
         context_parallel=parallel.context,
         sequence_parallel=parallel.sequence_parallel,
+    )
+
+
+def loss_head(config: Config) -> LossHead:
+    return resolve_loss_head(config.model, stock=config.engine.name is Engine.megatron)
+
+
+def loss_head_bytes(config: Config, shape: LayerShape, padded_vocab: int) -> HeadBytes:
+    """Of one micro-batch on a rank of the last pipeline stage."""
+    return head_bytes(
+        loss_head(config),
+        tokens=shape.tokens,
+        hidden=config.model.hidden_size,
+        padded_vocab=padded_vocab,
+        element_bytes=shape.element_bytes,
+        tensor_parallel=config.parallel.tensor,
+        sequence_parallel=config.parallel.sequence_parallel,
     )
 
 

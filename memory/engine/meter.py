@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
+from memory.engine.stopwatch import Stopwatch
 
 Kind = Literal["out", "back", "stall"]
 
@@ -32,10 +31,9 @@ class LinkMeter:
     """A stopwatch that, on a GPU, records events on the stream that is current and never waits."""
 
     def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
+        self._watch = Stopwatch(cuda)
         self._on = False
         self._spans: list[tuple[Kind, int, Any, Any]] = []
-        self._free_events: list[Any] = []
 
     def begin_step(self, on: bool) -> None:
         self._on = on
@@ -45,30 +43,19 @@ class LinkMeter:
         if not self._on or len(self._spans) >= _MOST_SPANS:
             yield
             return
-        begin = self._now()
+        begin = self._watch.mark()
         yield
-        self._spans.append((kind, nbytes, begin, self._now()))
+        self._spans.append((kind, nbytes, begin, self._watch.mark()))
 
     def read(self) -> LinkUse:
         """Of the step that has ended; waits for the copies that nobody else has waited for."""
         seconds, total_bytes = dict.fromkeys(("out", "back", "stall"), 0.0), dict.fromkeys(("out", "back", "stall"), 0)
         for kind, nbytes, begin, end in self._spans:
             total_bytes[kind] += nbytes
-            if self._cuda:
+            if self._watch.cuda:
                 end.synchronize()
-                seconds[kind] += begin.elapsed_time(end) / 1e3
-                self._free_events += (begin, end)
-            else:
-                seconds[kind] += end - begin
+            seconds[kind] += self._watch.seconds(begin, end)
         self._spans.clear()
-        if not self._cuda:
+        if not self._watch.cuda:
             seconds["stall"] = seconds["out"] + seconds["back"]
         return LinkUse(total_bytes["out"], seconds["out"], total_bytes["back"], seconds["back"], seconds["stall"])
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        make_event: Any = torch.cuda.Event
-        event = self._free_events.pop() if self._free_events else make_event(enable_timing=True)
-        event.record()
-        return event

@@ -26,36 +26,23 @@ class Rung:
 class Ladder:
     """The rungs of one run, the cheapest first. All ranks that make the same moves stand on the same rung."""
 
-    def __init__(self, rungs: Iterable[Rung], at: int = 0) -> None:
+    def __init__(self, rungs: Iterable[Rung]) -> None:
         """Raises ValueError unless each rung takes less memory than the one before it."""
         self.rungs: Sequence[Rung] = tuple(rungs)
         peaks = [rung.peak_bytes for rung in self.rungs]
         if not peaks or any(below >= above for above, below in itertools.pairwise(peaks)):
             raise ValueError(f"rungs of a ladder go down in memory; these take {peaks} bytes")
-        self.at = at
-        #: rungs on which memory ran out: never stepped on again
-        self._broken: set[int] = set()
+        self.at = 0
 
     @property
     def current(self) -> Rung:
         return self.rungs[self.at]
 
     def down(self) -> Rung | None:
-        """Memory ran out on this rung: the next one below, for good; None where there is none."""
-        self._broken.add(self.at)
+        """Memory ran out on this rung: the next one below; None where there is none."""
         if self.at + 1 == len(self.rungs):
             return None
         self.at += 1
-        return self.current
-
-    def up(self, free_bytes: int) -> Rung | None:
-        """The rung above where the device has that much to spare; None where it doesn't fit or has failed before."""
-        above = self.at - 1
-        if above < 0 or above in self._broken:
-            return None
-        if self.rungs[above].peak_bytes - self.current.peak_bytes > free_bytes:
-            return None
-        self.at = above
         return self.current
 
 

@@ -291,7 +291,7 @@ def test_bytes_are_the_closed_form(
         losses.sum().backward()
     transient = seen.peak_bytes - (expected.kept - _nbytes(tensors["hidden"]))
     # Vectors of one number a token, which come and go, are not in it.
-    assert abs(transient - expected.transient) <= 40 * TOKENS
+    assert abs(transient - expected.transient) <= (40 if head is LossHead.in_place else 32) * TOKENS
 
 
 def test_sequence_parallel_bytes() -> None:

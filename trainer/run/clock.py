@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from memory.engine.stopwatch import Stopwatch
 
 FORWARD = "forward-compute"
 BACKWARD = "backward-compute"
@@ -54,20 +55,11 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._spans = {name: _Span(self._now) for name in (FORWARD, BACKWARD, OPTIMIZER)}
-        self._free_events: list[Any] = []
+        self._watch = Stopwatch(device.type == "cuda")
+        self._spans = {name: _Span(self._watch.mark) for name in (FORWARD, BACKWARD, OPTIMIZER)}
 
     def __call__(self, name: str, log_level: int | None = None) -> _Span | _Ignored:
         return self._spans.get(name, _IGNORED)
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        make_event: Any = torch.cuda.Event
-        event = self._free_events.pop() if self._free_events else make_event(enable_timing=True)
-        event.record()
-        return event
 
     def read(self) -> StepTimes:
         """Times since the last call. On a GPU call it after the step's synchronisation."""
@@ -76,13 +68,10 @@ class StepClock:
     def drop(self) -> None:
         """Forget what was recorded since the last read, as of a step that came to no end."""
         for span in self._spans.values():
-            if self._cuda:
-                self._free_events.extend(span.marks)
+            self._watch.give_back(span.marks)
             span.marks.clear()
 
     def _take(self, span: _Span) -> float:
         pairs = list(zip(span.marks[::2], span.marks[1::2], strict=True))
-        if self._cuda:
-            self._free_events.extend(span.marks)
         span.marks.clear()
-        return float(sum(begin.elapsed_time(end) / 1e3 if self._cuda else end - begin for begin, end in pairs))
+        return sum(self._watch.seconds(begin, end) for begin, end in pairs)

@@ -11,9 +11,8 @@ from megatron.core import parallel_state
 
 from memory.plan import Plan
 from memory.sites import SITES
-from models.loss_head import head_bytes, resolve_loss_head
 from trainer.config.schema import Config, OptimizerName
-from trainer.shape import layer_shape
+from trainer.shape import layer_shape, loss_head_bytes
 
 #: of the free memory that an estimate may fill: closed forms know nothing of kernels' workspaces and fragmentation
 _MARGIN = 0.85
@@ -38,16 +37,7 @@ def fits(plan: Plan, config: Config, vocab_size: int, chunks: Iterable[Any]) -> 
         states //= parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     gradients = parameters * shape.element_bytes if config.optim.name is OptimizerName.none else 0
     padded = config.model.padded_vocab_size(vocab_size, parallel.tensor)
-    head = resolve_loss_head(config.model)
-    loss = head_bytes(
-        head,
-        tokens=shape.tokens,
-        hidden=shape.hidden,
-        padded_vocab=padded,
-        element_bytes=shape.element_bytes,
-        tensor_parallel=parallel.tensor,
-        sequence_parallel=parallel.sequence_parallel,
-    )
+    loss = loss_head_bytes(config, shape, padded)
     one_layer = sum(site.bytes_of(shape) for site in SITES.values())
     saved = in_flight * (plan.kept_bytes(shape, layers) + loss.kept)
     return saved + loss.transient + one_layer + states + gradients < _MARGIN * _free_bytes()

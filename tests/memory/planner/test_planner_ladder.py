@@ -21,15 +21,6 @@ def test_down_to_the_last_rung_and_no_further() -> None:
     assert ladder.current.peak_bytes == 10
 
 
-def test_up_only_with_room_and_never_to_a_rung_that_failed() -> None:
-    ladder = Ladder(_ladder().rungs, at=2)
-    assert ladder.up(free_bytes=9) is None
-    above = ladder.up(free_bytes=10)
-    assert above is not None and above.peak_bytes == 20
-    assert ladder.down() is not None
-    assert ladder.up(free_bytes=1000) is None
-
-
 def test_rungs_go_down_in_memory() -> None:
     with pytest.raises(ValueError, match="go down in memory"):
         Ladder([Rung(keep_plan(1), 1, 1.0), Rung(keep_plan(1), 1, 2.0)])
