@@ -14,6 +14,8 @@ from models.parameters import parameter_count
 from trainer.config.errors import ConfigError
 from trainer.config.schema import (
     Config,
+    Engine,
+    EngineConfig,
     HardwareConfig,
     OptimConfig,
     OptimizerName,
@@ -144,6 +146,15 @@ def test_a_budget_too_small_names_the_one_to_write() -> None:
 def test_gradients_grow_only_without_an_optimizer(name: OptimizerName) -> None:
     (stage,) = make_setting(_config(optim=OptimConfig(name=name)), has_cuda=True).pipeline.stages
     assert stage.gradients_grow is (name is OptimizerName.none) is (stage.gradient_bytes == 0)
+
+
+def test_megatrons_engine_has_megatrons_loss_head() -> None:
+    model = replace(LLAMA_3B, loss_head=LossHead.auto)
+    ours, theirs = (
+        make_setting(_config(model=model, engine=EngineConfig(name)), has_cuda=True).pipeline.stages[-1].head
+        for name in Engine
+    )
+    assert theirs.kept_bytes > ours.kept_bytes
 
 
 def test_validate_only_predicts(cli_estimate: Callable[..., str]) -> None:
